@@ -1,0 +1,182 @@
+"""One SQLite file: opening, migrating, and transactions that do not starve each other."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+from orchestrator.errors import ConfigError, Unavailable
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 10.0
+_FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
+
+
+class Database:
+    """A SQLite database shared by the threads of this process and by other processes.
+
+    Each thread has its own connection. Writers of one process queue at a lock of its own before ``BEGIN IMMEDIATE``, because SQLite's busy
+    back-off starves under load. ``synchronous`` is NORMAL: a killed process loses nothing, a power failure may lose the last
+    moment, and it ends the engines as well.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        self._all_lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path) -> Database:
+        """Open ``path``, made and migrated if need be; ConfigError when it cannot be, or is of a newer version."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            database = cls(path)
+            database._migrate()
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(
+                f"The database {path} cannot be opened ({error}): check the owner and the free space of {path.parent}."
+            ) from error
+        return database
+
+    def _migrate(self) -> None:
+        connection = self._connection()
+        connection.execute("BEGIN IMMEDIATE")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            connection.execute("ROLLBACK")
+            raise ConfigError(
+                f"{self.path} was written by a newer Cornerman (schema {version}, this one knows {SCHEMA_VERSION}): upgrade Cornerman."
+            )
+        if version == 0:
+            for statement in _statements(resources.files("orchestrator.store").joinpath("schema.sql").read_text("utf-8")):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "temp_store = MEMORY"):
+                connection.execute(f"PRAGMA {pragma}")
+            self._local.connection = connection
+            with self._all_lock:
+                self._all.append(connection)
+        return connection
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction that holds the write lock from its beginning: all of it happens, or nothing."""
+        with self._lock, _saying_what_to_do(self.path):
+            connection = self._connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view; never waits for a writer."""
+        with _saying_what_to_do(self.path):
+            connection = self._connection()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def data_version(self) -> int:
+        """A number that changes when any other connection has committed something."""
+        (version,) = self._connection().execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def close(self) -> None:
+        """Close the connections of all threads; none may be in use."""
+        with self._all_lock:
+            for connection in self._all:
+                connection.close()
+            self._all.clear()
+        self._local = threading.local()
+
+
+@contextmanager
+def _saying_what_to_do(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if any(sign in text for sign in _FULL):
+            raise Unavailable(
+                f"The state cannot be written ({text}): free some space in {path.parent}; nothing was changed.", retry_after_s=10
+            ) from error
+        if "locked" in text or "busy" in text:
+            raise Unavailable("The state is busy for longer than usual: try again.", retry_after_s=1) from error
+        raise
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, one by one, so that they can be part of a transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+class Changes:
+    """Wakes whoever waits for the database to change, whichever process changed it."""
+
+    def __init__(self, database: Database, *, poll_s: float = 0.02) -> None:
+        self._database, self._poll_s = database, poll_s
+        self._condition = threading.Condition()
+        self._number = 0
+        self._waiting = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="changes", daemon=True)
+        self._thread.start()
+
+    @property
+    def number(self) -> int:
+        """How many changes were seen: read it before looking at the data, and pass it to ``wait``."""
+        return self._number
+
+    def wait(self, after: int, timeout_s: float) -> int:
+        """Wait until ``number`` is above ``after``, at most ``timeout_s``; returns ``number``."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._number > after or self._stop.is_set(), timeout=timeout_s)
+            return self._number
+
+    def nudge(self) -> None:
+        """Wake everybody as if something had changed."""
+        with self._condition:
+            self._number += 1
+            self._condition.notify_all()
+
+    def _watch(self) -> None:
+        last = self._database.data_version()
+        while not self._stop.is_set():
+            time.sleep(self._poll_s)
+            version = self._database.data_version()
+            if version != last:
+                last = version
+                self.nudge()
+
+    def close(self) -> None:
+        """Stop watching and let go of everybody who waits."""
+        self._stop.set()
+        self._thread.join()
+        self.nudge()

@@ -1,0 +1,144 @@
+"""Statements about engines. Every change of state goes through ``model.transition``, inside a write transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from orchestrator.errors import NotFound
+from orchestrator.model import Engine, EngineState, Happening, transition
+from orchestrator.store import rows
+
+
+def insert(db: sqlite3.Connection, engine: Engine) -> None:
+    """Write the intent to have this engine."""
+    columns = ", ".join(rows.ENGINE_COLUMNS)
+    marks = ", ".join("?" * len(rows.ENGINE_COLUMNS))
+    db.execute(f"INSERT INTO engines ({columns}) VALUES ({marks})", _values(engine))  # noqa: S608 - column names of ours
+    db.execute(
+        "INSERT INTO ports (port, last_used_at) VALUES (?, ?) ON CONFLICT (port) DO UPDATE SET last_used_at = excluded.last_used_at",
+        (engine.port, engine.created_at),
+    )
+
+
+def get(db: sqlite3.Connection, engine_id: str) -> Engine:
+    """The engine of that id, also when it is gone; NotFound after that was forgotten."""
+    row = db.execute("SELECT * FROM engines WHERE id = ?", (engine_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"There is no engine {engine_id!r}: 'cornerman ps' lists those there are.")
+    return rows.engine(row)
+
+
+def live(db: sqlite3.Connection, *, pools: Sequence[str] | None = None) -> list[Engine]:
+    """All engines that are not gone, oldest first."""
+    found = map(rows.engine, db.execute("SELECT * FROM engines WHERE state <> 'gone' ORDER BY created_at, id"))
+    return [engine for engine in found if pools is None or engine.pool in pools]
+
+
+def of_lease(db: sqlite3.Connection, lease_id: str) -> list[Engine]:
+    """The engines a lease holds now, by rank."""
+    return [rows.engine(row) for row in db.execute("SELECT * FROM engines WHERE lease_id = ? ORDER BY rank", (lease_id,))]
+
+
+def ready(db: sqlite3.Connection, pool: str, limit: int) -> list[Engine]:
+    """Up to ``limit`` engines that can be given away, those ready for longest first."""
+    found = db.execute(
+        "SELECT * FROM engines WHERE pool = ? AND state = 'ready' AND NOT draining ORDER BY ready_at, id LIMIT ?", (pool, limit)
+    )
+    return [rows.engine(row) for row in found]
+
+
+def count_ready(db: sqlite3.Connection, pool: str) -> int:
+    """How many engines of a pool can be given away."""
+    (count,) = db.execute(
+        "SELECT count(*) FROM engines WHERE pool = ? AND state = 'ready' AND NOT draining", (pool,)
+    ).fetchone()
+    return int(count)
+
+
+def happen(db: sqlite3.Connection, engine: Engine, event: Happening, now: float) -> Engine:
+    """Let ``event`` happen to ``engine``, which must have been read in this transaction; returns it as it is then."""
+    after = transition(engine, event, now)
+    if after is not engine:
+        db.execute(
+            "UPDATE engines SET state = ?, state_since = ?, ready_at = ?, lease_id = ?, rank = ?, uses = ?, reason = ?, probed_at = ? "
+            "WHERE id = ?",
+            (
+                after.state.value,
+                after.state_since,
+                after.ready_at,
+                after.lease_id,
+                after.rank,
+                after.uses,
+                after.reason,
+                after.probed_at,
+                after.id,
+            ),
+        )
+        if after.state is EngineState.GONE:
+            db.execute("UPDATE ports SET last_used_at = ? WHERE port = ?", (now, after.port))
+    return after
+
+
+def note_created(db: sqlite3.Connection, engine_id: str, handle: str) -> None:
+    """Remember what the engine host calls it."""
+    db.execute("UPDATE engines SET handle = ? WHERE id = ?", (handle, engine_id))
+
+
+def note_started(db: sqlite3.Connection, engine_id: str, now: float) -> None:
+    """The clock of its start deadline begins here."""
+    db.execute("UPDATE engines SET started_at = ? WHERE id = ? AND state = 'starting'", (now, engine_id))
+
+
+def note_probe(db: sqlite3.Connection, engine_id: str, *, passed: bool, now: float) -> int:
+    """Write down one probe of a ready engine; returns how many failed in a row."""
+    db.execute(
+        "UPDATE engines SET probed_at = ?, probe_failures = CASE WHEN ? THEN 0 ELSE probe_failures + 1 END WHERE id = ? AND state = 'ready'",
+        (now, passed, engine_id),
+    )
+    row = db.execute("SELECT probe_failures FROM engines WHERE id = ? AND state = 'ready'", (engine_id,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def move_port(db: sqlite3.Connection, engine_id: str, port: int, now: float) -> None:
+    """Give an engine that could not have its port another one."""
+    db.execute("UPDATE engines SET port = ?, handle = NULL WHERE id = ? AND state = 'starting'", (port, engine_id))
+    db.execute(
+        "INSERT INTO ports (port, last_used_at) VALUES (?, ?) ON CONFLICT (port) DO UPDATE SET last_used_at = excluded.last_used_at",
+        (port, now),
+    )
+
+
+def drain(db: sqlite3.Connection, engine_id: str, reason: str) -> None:
+    """Let an engine end with its lease, or at once if it has none."""
+    db.execute("UPDATE engines SET draining = 1, reason = ? WHERE id = ?", (reason, engine_id))
+
+
+def forget_gone(db: sqlite3.Connection, before: float) -> int:
+    """Delete the rows of engines gone since before that time."""
+    return db.execute("DELETE FROM engines WHERE state = 'gone' AND state_since < ?", (before,)).rowcount
+
+
+def used_ports(db: sqlite3.Connection) -> set[int]:
+    """Ports of all engines that are not gone."""
+    return {row[0] for row in db.execute("SELECT port FROM engines WHERE state <> 'gone'")}
+
+
+def port_history(db: sqlite3.Connection) -> dict[int, tuple[float, float]]:
+    """For every port ever used: when it was used last, and until when it is left alone."""
+    return {row[0]: (row[1], row[2]) for row in db.execute("SELECT port, last_used_at, quarantined_until FROM ports")}
+
+
+def quarantine_port(db: sqlite3.Connection, port: int, until: float) -> None:
+    """Leave a port alone that is held by something unseen."""
+    db.execute(
+        "INSERT INTO ports (port, quarantined_until) VALUES (?, ?) "
+        "ON CONFLICT (port) DO UPDATE SET quarantined_until = excluded.quarantined_until",
+        (port, until),
+    )
+
+
+def _values(engine: Engine) -> tuple[object, ...]:
+    values = [getattr(engine, name) for name in rows.ENGINE_COLUMNS]
+    values[rows.ENGINE_COLUMNS.index("state")] = engine.state.value
+    return tuple(values)

@@ -1,0 +1,93 @@
+"""The event log and the counters that metrics are made of; both are written in the transaction of what they tell."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the event log."""
+
+    seq: int
+    at: float
+    kind: str
+    text: str
+    pool: str | None = None
+    engine_id: str | None = None
+    lease_id: str | None = None
+    holder: str | None = None
+    actor: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def record(
+    db: sqlite3.Connection,
+    kind: str,
+    text: str,
+    *,
+    now: float,
+    pool: str | None = None,
+    engine_id: str | None = None,
+    lease_id: str | None = None,
+    holder: str | None = None,
+    actor: str | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """Append to the log, and count it."""
+    db.execute(
+        "INSERT INTO events (at, kind, text, pool, engine_id, lease_id, holder, actor, data_json) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (now, kind, text, pool, engine_id, lease_id, holder, actor, json.dumps(dict(data or {}))),
+    )
+    add(db, kind, pool=pool or "")
+
+
+def after(db: sqlite3.Connection, seq: int, *, holder: str | None, limit: int) -> list[Event]:
+    """Events above ``seq``, oldest first; of ``holder``'s leases only, unless it is None."""
+    if holder is None:
+        found = db.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
+    else:
+        found = db.execute("SELECT * FROM events WHERE holder = ? AND seq > ? ORDER BY seq LIMIT ?", (holder, seq, limit))
+    return [
+        Event(
+            seq=row["seq"],
+            at=row["at"],
+            kind=row["kind"],
+            text=row["text"],
+            pool=row["pool"],
+            engine_id=row["engine_id"],
+            lease_id=row["lease_id"],
+            holder=row["holder"],
+            actor=row["actor"],
+            data=json.loads(row["data_json"]),
+        )
+        for row in found
+    ]
+
+
+def newest(db: sqlite3.Connection) -> int:
+    """The highest number given so far."""
+    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def forget(db: sqlite3.Connection, before: float) -> int:
+    """Delete what is older."""
+    return db.execute("DELETE FROM events WHERE at < ?", (before,)).rowcount
+
+
+def add(db: sqlite3.Connection, name: str, amount: float = 1.0, *, pool: str = "") -> None:
+    """Raise a counter; counters never fall, also when the events they counted are forgotten."""
+    db.execute(
+        "INSERT INTO counters (name, pool, value) VALUES (?, ?, ?) ON CONFLICT (name, pool) DO UPDATE SET value = value + excluded.value",
+        (name, pool, amount),
+    )
+
+
+def counters(db: sqlite3.Connection) -> dict[tuple[str, str], float]:
+    """All counters by (name, pool)."""
+    return {(row[0], row[1]): row[2] for row in db.execute("SELECT name, pool, value FROM counters")}

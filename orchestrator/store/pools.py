@@ -1,0 +1,86 @@
+"""Statements about pools: the settings that change while they run, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+
+from orchestrator.errors import NotFound
+from orchestrator.model import Policy, Pool
+
+
+def configure(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines: int, image: str) -> None:
+    """Take over what the file says, unless it says the same as last time: then what was changed while running stays."""
+    says = json.dumps([min_ready, max_engines, image])
+    db.execute(
+        "INSERT INTO pools (name, min_ready, max_engines, image, configured) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET min_ready = excluded.min_ready, max_engines = excluded.max_engines, "
+        "pinned = CASE WHEN image = excluded.image THEN pinned END, image = excluded.image, configured = excluded.configured "
+        "WHERE configured <> excluded.configured",
+        (name, min_ready, max_engines, image, says),
+    )
+
+
+def get(db: sqlite3.Connection, name: str, policies: Mapping[str, Policy]) -> Pool:
+    """The pool of that name; NotFound when it is not configured."""
+    row = db.execute("SELECT * FROM pools WHERE name = ?", (name,)).fetchone() if name in policies else None
+    if row is None:
+        raise NotFound(f"There is no pool {name!r}: 'cornerman status' lists those there are.")
+    return _pool(row, policies[name])
+
+
+def all_of(db: sqlite3.Connection, policies: Mapping[str, Policy]) -> list[Pool]:
+    """The configured pools by name."""
+    found = db.execute("SELECT * FROM pools ORDER BY name")
+    return [_pool(row, policies[row["name"]]) for row in found if row["name"] in policies]
+
+
+def update(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines: int, image: str, paused: bool) -> None:
+    """Change the settings of a running pool; another image has to be resolved first."""
+    db.execute(
+        "UPDATE pools SET min_ready = ?, max_engines = ?, pinned = CASE WHEN image = ? THEN pinned END, image = ?, paused = ?, "
+        "fail_streak = 0, retry_at = 0 WHERE name = ?",
+        (min_ready, max_engines, image, image, paused, name),
+    )
+
+
+def pin(db: sqlite3.Connection, name: str, *, image: str, pinned: str | None) -> bool:
+    """Remember what ``image`` resolved to; False when the pool has been given another image meanwhile."""
+    return db.execute("UPDATE pools SET pinned = ? WHERE name = ? AND image = ?", (pinned, name, image)).rowcount == 1
+
+
+def note_fault(db: sqlite3.Connection, name: str, *, fault: str, retry_at: float, now: float) -> bool:
+    """Write down a failed start; True when the pool was fine before."""
+    row = db.execute("SELECT fail_streak FROM pools WHERE name = ?", (name,)).fetchone()
+    db.execute(
+        "UPDATE pools SET fail_streak = fail_streak + 1, fault = ?, fault_at = ?, retry_at = ? WHERE name = ?",
+        (fault, now, retry_at, name),
+    )
+    return row is not None and row[0] == 0
+
+
+def note_success(db: sqlite3.Connection, name: str) -> bool:
+    """An engine came up: True when the pool was degraded before."""
+    return (
+        db.execute(
+            "UPDATE pools SET fail_streak = 0, fault = NULL, fault_at = NULL, retry_at = 0 WHERE name = ? AND fault IS NOT NULL", (name,)
+        ).rowcount
+        == 1
+    )
+
+
+def _pool(row: sqlite3.Row, policy: Policy) -> Pool:
+    return Pool(
+        name=row["name"],
+        policy=policy,
+        min_ready=row["min_ready"],
+        max_engines=row["max_engines"],
+        image=row["image"],
+        pinned=row["pinned"],
+        paused=bool(row["paused"]),
+        fail_streak=row["fail_streak"],
+        retry_at=row["retry_at"],
+        fault=row["fault"],
+        fault_at=row["fault_at"],
+    )

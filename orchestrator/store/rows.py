@@ -1,0 +1,45 @@
+"""Rows to dataclasses and back; the columns of a table are the fields of its class."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import fields
+
+from orchestrator.model import Engine, EngineState, Lease, LeaseState, Slot
+
+ENGINE_COLUMNS = tuple(field.name for field in fields(Engine))
+
+
+def engine(row: sqlite3.Row) -> Engine:
+    """An ``engines`` row."""
+    values = {name: row[name] for name in ENGINE_COLUMNS}
+    values["state"] = EngineState(values["state"])
+    values["draining"] = bool(values["draining"])
+    return Engine(**values)
+
+
+def lease(row: sqlite3.Row) -> Lease:
+    """A ``leases`` row."""
+    return Lease(
+        id=row["id"],
+        seq=row["seq"],
+        state=LeaseState(row["state"]),
+        pool=row["pool"],
+        holder=row["holder"],
+        envs_wanted=row["envs_wanted"],
+        ttl_s=row["ttl_s"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        labels=json.loads(row["labels_json"]),
+        note=row["note"],
+        granted_at=row["granted_at"],
+        ended_at=row["ended_at"],
+        ended_because=row["ended_because"],
+        version=row["version"],
+    )
+
+
+def slot(row: sqlite3.Row) -> Slot:
+    """A ``slots`` row."""
+    return Slot(row["lease_id"], row["rank"], row["generation"], row["empty_since"], tuple(json.loads(row["lost_json"])))
