@@ -1,0 +1,81 @@
+"""The built-in opponent: a player with reflexes, manners and a will that grow with the difficulty."""
+
+from typing import NamedTuple
+
+from practice_engine.game import BODY, Action, Fighter, Ruleset, Stance
+
+_MASK = (1 << 64) - 1
+# Moves as DIAMBRA numbers them, for a fighter who looks right; `_toward` mirrors them.
+_NONE, _BACK, _UP, _FORWARD, _UP_FORWARD, _DOWN_BACK = 0, 1, 3, 5, 4, 8
+_MIRROR = (0, 5, 4, 3, 2, 1, 8, 7, 6)
+
+
+class Mind(NamedTuple):
+    """What the opponent remembers: its random numbers, the action it holds, and for how many frames."""
+
+    random: int
+    action: Action = (0, 0)
+    frames: int = 0
+
+
+def new_mind(seed: int) -> Mind:
+    """A mind whose every decision follows from the seed."""
+    return Mind(_scramble((seed * 0x9E3779B97F4A7C15 + 0x1234567) & _MASK))
+
+
+def _scramble(value: int) -> int:
+    # splitmix64 (Steele, Lea, Flood 2014): whole-number state, so that a match can be copied and compared.
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def think(rules: Ruleset, mind: Mind, me: Fighter, other: Fighter, skill: float) -> Mind:
+    """The mind one frame later, with the action it now holds; `skill` runs from 0 (asleep) to 1 (master)."""
+    if mind.frames > 0 and not (other.stance == Stance.ATTACK and other.clock == 3):
+        return Mind(mind.random, mind.action, mind.frames - 1)
+    number = _scramble(mind.random)
+    will, choice = (number & 0xFFFF) / 65536, ((number >> 16) & 0xFFFF) / 65536
+    frames = int(9 + 15 * (1 - skill)) + (number >> 32) % 6
+    move, attack = _decide(rules, me, other, skill, will, choice)
+    if me.facing < 0:
+        move = _MIRROR[move]
+    return Mind(number, (move, attack), frames)
+
+
+def _decide(rules: Ruleset, me: Fighter, other: Fighter, skill: float, will: float, choice: float) -> Action:
+    distance = abs(other.x - me.x) - BODY
+    if other.stance == Stance.ATTACK and not other.spent:
+        return _answer(rules, other, distance, skill, will, choice)
+    if other.stance == Stance.DOWN:
+        return (_BACK if distance < 40 else _FORWARD, 0)
+    if distance > 130:
+        return (_UP_FORWARD if choice < 0.15 else _FORWARD, 0) if will < 0.5 + 0.5 * skill else (_NONE, 0)
+    if distance > 52:
+        if will < 0.35 + 0.45 * skill:
+            return (_UP_FORWARD if choice < 0.12 else _FORWARD, 0)
+        return (_BACK if choice < 0.4 else _NONE, 0)
+    if will < 0.12 + 0.68 * skill:
+        return (_NONE, _pick_attack(rules, distance, choice))
+    return ((_BACK, _DOWN_BACK, _NONE, _FORWARD)[int(choice * 4)], 0)
+
+
+def _answer(rules: Ruleset, other: Fighter, distance: float, skill: float, will: float, choice: float) -> Action:
+    """What to do about an attack under way: guard against it, or strike while it is being drawn back."""
+    attack = rules.attacks[other.attack]
+    if attack is None or distance > attack.reach + 30:
+        return (_FORWARD if choice < skill else _NONE, 0)
+    if other.clock > attack.startup + attack.active:
+        return (_NONE, _pick_attack(rules, distance, choice)) if will < 0.1 + 0.8 * skill else (_NONE, 0)
+    if will < 0.08 + 0.72 * skill:
+        return (_BACK if other.y > 0 or choice < 0.35 else _DOWN_BACK, 0)
+    return (_NONE, 0)
+
+
+def _pick_attack(rules: Ruleset, distance: float, choice: float) -> int:
+    """An attack that reaches, else the one that comes nearest to it."""
+    in_reach = [i for i, attack in enumerate(rules.attacks) if attack is not None and attack.reach >= distance]
+    if not in_reach:
+        return 2
+    return in_reach[int(choice * len(in_reach))]
