@@ -1,0 +1,353 @@
+"""Leases: acquire, renew, release, replace, grant, expire. Each is one transaction; a request's disconnect owns nothing."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from client_sdk.models import EnvState
+from orchestrator.errors import Conflict, Forbidden, LeaseEnded, NotFound, PoolExhausted, QuotaExceeded, Unprocessable
+from orchestrator.interfaces import Now
+from orchestrator.model import (
+    Caller,
+    Died,
+    Engine,
+    EngineState,
+    Granted,
+    Lease,
+    LeaseState,
+    Policy,
+    Pool,
+    Retired,
+    Returned,
+)
+from orchestrator.store import engines, events, leases, pools
+from orchestrator.store.database import Database
+
+KEY_LIVES_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller wants to lease."""
+
+    envs: int
+    pool: str
+    ttl_s: float
+    wait: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvView:
+    """One slot of a lease as its holder sees it; ``address`` is None while its engine is being replaced."""
+
+    rank: int
+    engine_id: str | None
+    generation: int
+    state: EnvState
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease as its holder sees it."""
+
+    lease: Lease
+    queue_position: int | None
+    envs: tuple[EnvView, ...]
+
+
+class Leasing:
+    """All that happens to leases; used by the API process and by the pool process alike."""
+
+    def __init__(self, database: Database, policies: Mapping[str, Policy], now: Now) -> None:
+        self._database, self._policies, self._now = database, policies, now
+
+    def acquire(self, caller: Caller, ask: Ask, *, key: str | None = None, body_sha256: str = "") -> tuple[LeaseView, bool]:
+        """A lease, active at once or pending, and whether it was made just now (False: the key stood for it already).
+
+        Raises NotFound (pool), Unprocessable (more than the pool can hold, or key reused for another body), QuotaExceeded, PoolExhausted.
+        """
+        now = self._now()
+        with self._database.write() as db:
+            if key is not None and (known := leases.find_key(db, caller.principal, key, after=now - KEY_LIVES_S)):
+                if known[1] != body_sha256:
+                    raise Unprocessable("This Idempotency-Key was used with another request body: use a fresh key for each request.")
+                return self._view(db, leases.get(db, known[0])), False
+            pool = pools.get(db, ask.pool, self._policies)
+            self._check(db, caller, ask, pool)
+            at_once = self._can_grant(db, pool, ask.envs)
+            if not at_once and not ask.wait:
+                raise self._exhausted(db, pool, ask.envs)
+            if not at_once:
+                self._check_pending(db, caller)
+            lease = Lease(
+                id=f"l-{secrets.token_hex(8)}",
+                seq=leases.next_seq(db),
+                state=LeaseState.PENDING,
+                pool=pool.name,
+                holder=caller.principal,
+                envs_wanted=ask.envs,
+                ttl_s=ask.ttl_s,
+                created_at=now,
+                expires_at=now + ask.ttl_s,
+                labels=dict(ask.labels),
+                note=ask.note,
+            )
+            leases.insert(db, lease)
+            if key is not None:
+                leases.save_key(db, caller.principal, key, body_sha256=body_sha256, lease_id=lease.id, now=now)
+            if at_once:
+                self._grant(db, lease, now)
+            else:
+                text = f"{caller.principal} waits for {ask.envs} engines"
+                self._tell(db, "lease.queued", text, lease, now, actor=caller.principal)
+            return self._view(db, leases.get(db, lease.id)), True
+
+    def get(self, caller: Caller, lease_id: str) -> LeaseView:
+        """The lease as it is now; looking has no side effects. Somebody else's is NotFound."""
+        with self._database.read() as db:
+            return self._view(db, self._own(db, caller, lease_id))
+
+    def listed(
+        self, caller: Caller, *, states: tuple[LeaseState, ...] = (), labels: Mapping[str, str] | None = None, limit: int = 1000
+    ) -> list[LeaseView]:
+        """The caller's leases, or everybody's for an admin, newest first; ``labels`` must all match."""
+        holder = None if caller.is_admin else caller.principal
+        with self._database.read() as db:
+            found = leases.listed(db, holder=holder, states=states, limit=limit)
+            wanted = (labels or {}).items()
+            return [self._view(db, lease) for lease in found if wanted <= lease.labels.items()]
+
+    def renew(self, caller: Caller, lease_id: str) -> LeaseView:
+        """One more TTL from now; LeaseEnded when it is too late. Renewal and expiry race for one row: exactly one wins."""
+        now = self._now()
+        with self._database.write() as db:
+            lease = self._own(db, caller, lease_id)
+            if not leases.renew(db, lease_id, expires_at=now + lease.ttl_s):
+                raise LeaseEnded(f"Lease {lease_id} has ended ({lease.state.value}: {lease.ended_because}): ask for a new one.")
+            return self._view(db, leases.get(db, lease_id))
+
+    def release(self, caller: Caller, lease_id: str) -> None:
+        """End a lease; again is fine."""
+        now = self._now()
+        with self._database.write() as db:
+            lease = self._own(db, caller, lease_id)
+            who = "its holder" if caller.principal == lease.holder else f"administrator {caller.principal}"
+            self._end(db, lease, LeaseState.RELEASED, f"{who} released it", now, actor=caller.principal)
+
+    def replace(self, caller: Caller, lease_id: str, rank: int, *, generation: int, reason: str) -> LeaseView:
+        """Retire a broken engine and leave its slot to a fresh one; naming an old generation changes nothing."""
+        now = self._now()
+        with self._database.write() as db:
+            lease = self._own(db, caller, lease_id)
+            if lease.ended:
+                raise LeaseEnded(f"Lease {lease_id} has ended ({lease.state.value}: {lease.ended_because}): ask for a new one.")
+            if lease.state is LeaseState.PENDING:
+                raise Conflict(f"Lease {lease_id} has no engines yet: wait until it is active.")
+            slot = next((slot for slot in leases.slots(db, lease_id) if slot.rank == rank), None)
+            if slot is None:
+                raise NotFound(f"Lease {lease_id} has no rank {rank}: its ranks are 0 to {lease.envs_wanted - 1}.")
+            if generation > slot.generation:
+                raise Conflict(f"Rank {rank} is at generation {slot.generation}, not {generation}: look at the lease again.")
+            engine = next((engine for engine in engines.of_lease(db, lease_id) if engine.rank == rank), None)
+            if generation == slot.generation and engine is not None:
+                self.lose(db, engine, f"its holder reported it as broken: {reason}", now, actor=caller.principal)
+                pool = pools.get(db, lease.pool, self._policies)
+                if engines.count_ready(db, pool.name) and self._next_hole(db, lease, rank):
+                    self.fill(db, lease_id, rank, now)
+            return self._view(db, leases.get(db, lease_id))
+
+    def end_principal(self, caller: Caller, principal: str) -> None:
+        """End all leases of a principal who is being removed."""
+        now = self._now()
+        with self._database.write() as db:
+            for lease in leases.listed(db, holder=principal, states=(LeaseState.PENDING, LeaseState.ACTIVE), limit=1_000_000):
+                self._end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, actor=caller.principal)
+
+    # ------------------------------------------------------------ what the pool decides
+
+    def grant(self, lease_id: str) -> bool:
+        """Give a pending lease its engines; False when it is not pending, or they are not all there any more."""
+        now = self._now()
+        with self._database.write() as db:
+            lease = leases.get(db, lease_id)
+            if lease.state is not LeaseState.PENDING or lease.expires_at <= now:
+                return False
+            if leases.pending_before(db, lease.pool, lease.seq):
+                return False
+            if engines.count_ready(db, lease.pool) - leases.count_empty_slots(db, lease.pool) < lease.envs_wanted:
+                return False
+            self._grant(db, lease, now)
+            return True
+
+    def fill_slot(self, lease_id: str, rank: int) -> bool:
+        """Put a ready engine into an empty slot; False when there is none, or the slot is not empty any more."""
+        now = self._now()
+        with self._database.write() as db:
+            return self.fill(db, lease_id, rank, now)
+
+    def finish(self, lease_id: str, state: LeaseState, because: str, *, if_expired: bool = False) -> bool:
+        """End a lease as expired or failed; False when it has ended, or (``if_expired``) was renewed in the meantime."""
+        now = self._now()
+        with self._database.write() as db:
+            lease = leases.get(db, lease_id)
+            longest = self._policies[lease.pool].max_lease_s if lease.pool in self._policies else None
+            overlong = longest is not None and lease.granted_at is not None and lease.granted_at + longest <= now
+            if if_expired and lease.expires_at > now and not overlong:
+                return False
+            return self._end(db, lease, state, because, now)
+
+    def lose(self, db: sqlite3.Connection, engine: Engine, reason: str, now: float, *, actor: str | None = None) -> None:
+        """An engine is dead or broken: its slot, if it has one, is empty from now on. In the caller's transaction."""
+        engines.happen(db, engine, Died(reason), now)
+        if engine.lease_id is None or engine.rank is None:
+            return
+        leases.empty_slot(db, engine.lease_id, engine.rank, now=now)
+        leases.touch(db, engine.lease_id)
+        lease = leases.get(db, engine.lease_id)
+        text = f"rank {engine.rank} lost its engine: {reason}"
+        self._tell(db, "lease.engine_lost", text, lease, now, engine_id=engine.id, actor=actor, data={"rank": engine.rank})
+
+    def fill(self, db: sqlite3.Connection, lease_id: str, rank: int, now: float) -> bool:
+        """As ``fill_slot``, in the caller's transaction."""
+        lease = leases.get(db, lease_id)
+        spare = engines.ready(db, lease.pool, 1)
+        if lease.state is not LeaseState.ACTIVE or not spare or not leases.fill_slot(db, lease_id, rank):
+            return False
+        engines.happen(db, spare[0], Granted(lease_id, rank), now)
+        leases.touch(db, lease_id)
+        text = f"rank {rank} has a fresh engine"
+        self._tell(db, "lease.engine_replaced", text, lease, now, engine_id=spare[0].id, data={"rank": rank})
+        return True
+
+    # ------------------------------------------------------------ inside
+
+    def _own(self, db: sqlite3.Connection, caller: Caller, lease_id: str) -> Lease:
+        lease = leases.get(db, lease_id)
+        if lease.holder != caller.principal and not caller.is_admin:
+            raise NotFound(f"There is no lease {lease_id!r} of yours: 'cornerman ps' lists those you have.")
+        return lease
+
+    def _check(self, db: sqlite3.Connection, caller: Caller, ask: Ask, pool: Pool) -> None:
+        if ask.envs > pool.max_engines:
+            raise Unprocessable(f"Pool {pool.name} holds at most {pool.max_engines} engines, not {ask.envs}: ask for fewer.")
+        used, _ = leases.usage(db, caller.principal)
+        if caller.max_engines is not None and used + ask.envs > caller.max_engines:
+            raise QuotaExceeded(
+                f"{caller.principal} may hold {caller.max_engines} engines and has asked for {used} already: release some, or ask for "
+                f"at most {max(0, caller.max_engines - used)}."
+            )
+
+    def _check_pending(self, db: sqlite3.Connection, caller: Caller) -> None:
+        _, waiting = leases.usage(db, caller.principal)
+        if caller.max_pending is not None and waiting >= caller.max_pending:
+            raise QuotaExceeded(f"{caller.principal} may have {caller.max_pending} leases waiting, and has: release one of them first.")
+
+    def _can_grant(self, db: sqlite3.Connection, pool: Pool, envs: int) -> bool:
+        """Nobody overtakes the queue, and replacements go before everybody."""
+        if pool.paused or leases.count_pending(db, pool.name):
+            return False
+        return engines.count_ready(db, pool.name) - leases.count_empty_slots(db, pool.name) >= envs
+
+    def _next_hole(self, db: sqlite3.Connection, lease: Lease, rank: int) -> bool:
+        """True when no other slot of the pool has waited longer than this one."""
+        return leases.count_empty_slots(db, lease.pool) <= engines.count_ready(db, lease.pool)
+
+    def _exhausted(self, db: sqlite3.Connection, pool: Pool, envs: int) -> PoolExhausted:
+        if pool.paused:
+            return PoolExhausted(f"Pool {pool.name} is paused by an administrator: try later, or wait with wait=true.", retry_after_s=60)
+        count = engines.count_ready(db, pool.name)
+        trouble = f" It is degraded: {pool.fault}" if pool.fault else ""
+        return PoolExhausted(
+            f"Pool {pool.name} has {count} engines ready, not {envs}: try again, or wait for them with wait=true.{trouble}", retry_after_s=5
+        )
+
+    def _grant(self, db: sqlite3.Connection, lease: Lease, now: float) -> None:
+        spare = engines.ready(db, lease.pool, lease.envs_wanted)
+        if len(spare) < lease.envs_wanted or not leases.activate(db, lease.id, now=now, expires_at=now + lease.ttl_s):
+            raise PoolExhausted("The engines went to somebody else meanwhile: try again.", retry_after_s=1)
+        leases.add_slots(db, lease.id, lease.envs_wanted)
+        for rank, engine in enumerate(spare):
+            engines.happen(db, engine, Granted(lease.id, rank), now)
+        text = f"{lease.holder} has {lease.envs_wanted} engines"
+        waited = {"waited_s": round(now - lease.created_at, 3)}
+        self._tell(db, "lease.granted", text, lease, now, actor=lease.holder, data=waited)
+        events.add(db, "lease_wait_seconds", now - lease.created_at, pool=lease.pool)
+
+    def _end(
+        self, db: sqlite3.Connection, lease: Lease, state: LeaseState, because: str, now: float, *, actor: str | None = None
+    ) -> bool:
+        held = engines.of_lease(db, lease.id)
+        if not leases.end(db, lease.id, state, because=because, now=now):
+            return False
+        policy = self._policies.get(lease.pool)
+        for engine in held:
+            if policy is not None and _may_serve_again(engine, policy, now):
+                engines.happen(db, engine, Returned(), now)
+            else:
+                engines.happen(db, engine, Retired("its lease ended"), now)
+        self._tell(db, f"lease.{state.value}", f"the lease of {lease.holder} ended: {because}", lease, now, actor=actor)
+        return True
+
+    def _tell(
+        self,
+        db: sqlite3.Connection,
+        kind: str,
+        text: str,
+        lease: Lease,
+        now: float,
+        *,
+        engine_id: str | None = None,
+        actor: str | None = None,
+        data: Mapping[str, object] | None = None,
+    ) -> None:
+        events.record(
+            db,
+            kind,
+            text,
+            now=now,
+            pool=lease.pool,
+            lease_id=lease.id,
+            holder=lease.holder,
+            engine_id=engine_id,
+            actor=actor,
+            data=data,
+        )
+
+    def _view(self, db: sqlite3.Connection, lease: Lease) -> LeaseView:
+        position = leases.pending_before(db, lease.pool, lease.seq) + 1 if lease.state is LeaseState.PENDING else None
+        return LeaseView(lease, position, tuple(self._envs(db, lease)))
+
+    def _envs(self, db: sqlite3.Connection, lease: Lease) -> Iterable[EnvView]:
+        if lease.state is not LeaseState.ACTIVE:
+            return
+        held = {engine.rank: engine for engine in engines.of_lease(db, lease.id)}
+        policy = self._policies.get(lease.pool)
+        for slot in leases.slots(db, lease.id):
+            engine = held.get(slot.rank)
+            if engine is None:
+                yield EnvView(slot.rank, None, slot.generation, EnvState.REPLACING, None)
+            else:
+                host = policy.advertise if policy else engine.host
+                yield EnvView(slot.rank, engine.id, slot.generation, EnvState.READY, f"{host}:{engine.port}")
+
+
+def _may_serve_again(engine: Engine, policy: Policy, now: float) -> bool:
+    return (
+        policy.reuse
+        and engine.state is EngineState.LEASED
+        and not engine.draining
+        and engine.uses < policy.max_uses
+        and (policy.max_age_s is None or now - engine.created_at <= policy.max_age_s)
+    )
+
+
+def require_admin(caller: Caller) -> None:
+    """Raise Forbidden unless the caller is an administrator."""
+    if not caller.is_admin:
+        raise Forbidden("This needs a token of admin scope: ask whoever runs this host.")
