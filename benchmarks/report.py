@@ -1,0 +1,105 @@
+"""Writes docs/benchmarks.md from benchmarks/results/*.json: each figure beside the aim it is held to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+REPORT = ROOT / "docs" / "benchmarks.md"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What one figure means, and the bound it should keep: at most ``most``, at least ``least``."""
+
+    text: str
+    most: float | None = None
+    least: float | None = None
+
+    def kept_by(self, figure: float) -> bool:
+        """Whether ``figure`` is on the right side of the bound."""
+        return (self.most is None or figure <= self.most) and (self.least is None or figure >= self.least)
+
+    def bound(self) -> str:
+        """The bound in words."""
+        if self.most is not None:
+            return f"at most {self.most:g}"
+        return f"at least {self.least:g}" if self.least is not None else ""
+
+
+AIMS = {
+    "lease.p50_over_get": Aim("Warm lease at 50 a second: p50, as a multiple of an empty authorised GET's", most=1.5),
+    "lease.p99_over_get": Aim("The same, p99", most=2.5),
+    "lease.pairs_over_get": Aim(
+        "Lease and release pairs of 16 clients, closed loop: share of that GET's rate", least=0.35
+    ),
+    "lease.slowest_s": Aim("The slowest of 10,000 such pairs, in seconds", most=1.0),
+    "pool.fill_ratio": Aim("Filling a pool of 16 containers, as a multiple of the Docker SDK alone", most=1.2),
+    "heal.seconds_p95": Aim("A killed engine of an active lease is replaced and answers: p95, in seconds", most=1.5),
+    "tick.growth_100_1000": Aim("Growth of a tick's cost from 100 to 1,000 simulated engines", most=12),
+    "tick.cpu_percent_1000": Aim("1,000 simulated engines: percent of a core", most=5),
+    "idle.cpu_percent": Aim("100 idle engines: percent of a core", most=1),
+    "idle.rss_mb": Aim("100 idle engines: resident memory, in MB", most=150),
+    "engine.fps_small": Aim("Practice engine in process on one core, 128x128x1: frames a second", least=2000),
+    "engine.fps_full": Aim("The same at 480x512x3", least=400),
+    "engine.grpc_ratio": Aim(
+        "Practice engine through gRPC: share of the rate of an empty call of as many bytes", least=0.5
+    ),
+}
+
+
+def main() -> int:
+    """Read every result, write the page, and say how many figures keep their aim; exit code 1 without any result."""
+    results = {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+    if not results:
+        print(f"There are no results in {RESULTS}: run 'make bench' first.", file=sys.stderr)
+        return 1
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text(page(results))
+    figures = {key: value for result in results.values() for key, value in result["figures"].items()}
+    judged = [AIMS[key].kept_by(value) for key, value in figures.items() if key in AIMS]
+    print(f"{REPORT.relative_to(ROOT)}: {sum(judged)} of {len(judged)} figures keep their aim")
+    for key in AIMS.keys() - figures.keys():
+        print(f"  not measured: {key}")
+    return 0
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """The whole page in Markdown for ``results``, which maps a benchmark's name to what it wrote."""
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench` from `benchmarks/results/*.json`; do not edit. Each ratio has both its",
+        "sides measured in one run. Figures of different runs compare only on the same machine.",
+        "",
+    ]
+    for name, result in results.items():
+        lines += [f"## {name}", "", f"Machine: {_machine(result['machine'])}", ""]
+        lines += ["| figure | key | measured | aim | kept |", "|---|---|---|---|---|"]
+        lines += [_row(key, value) for key, value in result["figures"].items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _row(key: str, value: float) -> str:
+    aim = AIMS.get(key)
+    if aim is None:
+        return f"| | `{key}` | {_number(value)} | | |"
+    return f"| {aim.text} | `{key}` | {_number(value)} | {aim.bound()} | {'yes' if aim.kept_by(value) else '**no**'} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _machine(machine: str | dict[str, Any]) -> str:
+    return machine if isinstance(machine, str) else ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
