@@ -1,0 +1,1 @@
+"""The tests, by reach: unit, contract, integration, acceptance, chaos."""

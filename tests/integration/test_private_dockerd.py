@@ -1,0 +1,72 @@
+"""The private Docker Engine of scripts/private-dockerd, which the tests stand on where the machine has none."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import requests
+from docker.errors import DockerException
+
+from tests.support.docker_engine import PrivateEngine, connect
+from tests.support.processes import alive
+
+
+def _put_image(engine: PrivateEngine) -> None:
+    """Make the image "nothing", whose containers can be made but hold no program."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    client = connect(engine.host)
+    client.api.import_image_from_data(archive.getvalue(), repository="nothing", tag="latest")
+    client.close()
+
+
+def _containers(engine: PrivateEngine) -> list[str]:
+    client = connect(engine.host)
+    try:
+        return [container["Names"][0] for container in client.api.containers(all=True)]
+    finally:
+        client.close()
+
+
+def test_an_engine_that_was_killed_comes_back_with_its_containers(private_engine: PrivateEngine) -> None:
+    """After SIGKILL, a start in the same folder brings the engine back at its address, with its containers."""
+    _put_image(private_engine)
+    client = connect(private_engine.host)
+    client.api.create_container("nothing", command=["/x"], name="kept")
+    client.close()
+    first = private_engine.pid
+    private_engine.kill()
+    with pytest.raises((DockerException, requests.RequestException)):
+        connect(private_engine.host)
+    private_engine.start()
+    assert private_engine.pid != first
+    assert _containers(private_engine) == ["/kept"]
+
+
+def test_a_stopped_engine_leaves_its_images_and_nothing_else(private_engine: PrivateEngine) -> None:
+    """Stopping takes back processes, bridges, socket, containers and networks; images are there at the next start."""
+    _put_image(private_engine)
+    client = connect(private_engine.host)
+    client.api.create_container("nothing", command=["/x"], name="gone")
+    client.networks.create("gone")
+    client.close()
+    pid, bridges = private_engine.pid, _bridges()
+    private_engine.stop()
+    assert not alive(pid)
+    assert not Path(private_engine.host.removeprefix("unix://")).exists()
+    assert len(_bridges()) == len(bridges) - 2, "its own bridge and its network's"
+    private_engine.start()
+    assert _containers(private_engine) == []
+    client = connect(private_engine.host)
+    try:
+        assert client.images.list("nothing")
+    finally:
+        client.close()
+
+
+def _bridges() -> list[str]:
+    return [folder.parent.name for folder in Path("/sys/class/net").glob("*/bridge")]
