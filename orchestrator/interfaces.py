@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,7 +26,7 @@ class EngineSpec:
     image: str  # pinned: what ``resolve_image`` returned
     host: str  # host address the engine's port is published on
     port: int  # host port
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()  # instead of the options' arguments, when given
     env: Mapping[str, str] = field(default_factory=dict)
     options: object = None  # the pool's runtime settings (config.DockerOptions or config.ProcessOptions)
 
@@ -73,14 +74,14 @@ class Runtime(Protocol):
     def check(self) -> None:
         """Raise RuntimeFault(UNREACHABLE) with what to do unless the engine host answers."""
 
-    def resolve_image(self, image: str) -> str:
-        """The immutable name of an image (digest or id), pulled if absent and the host may pull; RuntimeFault(IMAGE_MISSING) if there is none."""
+    def resolve_image(self, image: str, *, pull: bool = True) -> str:
+        """The immutable name of an image (digest or id), pulled if absent; else RuntimeFault(IMAGE_MISSING)."""
 
     def create(self, spec: EngineSpec) -> str:
-        """Make the engine without starting it, and return its handle; one of that name already there is returned instead."""
+        """Make the engine without starting it and return its handle; if it is there already, return that one's."""
 
     def start(self, handle: str) -> None:
-        """Start it; starting a started one is success. RuntimeFault(PORT_TAKEN) when its port is held by something else."""
+        """Start it, also if it is started; RuntimeFault(PORT_TAKEN) when its port is held by something else."""
 
     def remove(self, handle: str) -> None:
         """Kill and remove it; absent, or being removed already, is success."""
@@ -91,14 +92,14 @@ class Runtime(Protocol):
     def list(self) -> list[Seen]:
         """All engines of this instance, running or not; one that vanishes meanwhile is left out."""
 
-    def logs(self, handle: str, tail: int) -> list[str]:
+    def logs(self, handle: str, tail: int) -> builtins.list[str]:
         """Its last ``tail`` log lines, oldest first; [] when it is gone."""
 
     def stats(self, handle: str) -> Stats:
         """What it uses now."""
 
     def events(self) -> Iterator[HostEvent]:
-        """Follow the host's events for this instance until its stream ends; the caller lists everything anew and follows again."""
+        """Follow this instance's events until the stream ends; then the caller lists anew and follows again."""
 
     def taken_ports(self) -> set[int]:
         """Host ports that any engine or other container, running or stopped, has asked for."""

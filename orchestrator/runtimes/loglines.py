@@ -12,7 +12,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def tidy(data: bytes, tail: int) -> list[str]:
-    """The last ``tail`` lines of raw output, oldest first: no escapes, no overwritten text, none longer than MAX_LINE."""
+    """The last ``tail`` lines of raw output, oldest first: no escapes, nothing overwritten, none too long."""
     if tail <= 0:
         return []
     lines = data.decode("utf-8", errors="replace").split("\n")
