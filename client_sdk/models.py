@@ -1,7 +1,8 @@
 """The wire contract of the REST API, version 1: one source for the daemon and for the SDK.
 
 Times are RFC 3339 UTC, durations are seconds and their names end in ``_s``; ids are opaque strings.
-Requests refuse unknown fields and wrong types; answers ignore unknown fields, so that an older SDK can read a newer daemon.
+Requests refuse unknown fields and wrong types; answers ignore unknown fields, so that an older SDK can read a newer
+daemon.
 """
 
 from __future__ import annotations

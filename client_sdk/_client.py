@@ -1,0 +1,138 @@
+"""The entry to a host: asks for leases and shows what there is."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Literal, NoReturn, SupportsIndex
+
+from pydantic import ValidationError
+
+from client_sdk import models
+from client_sdk._api import Api
+from client_sdk._errors import CornermanError, WaitTimeout, WrongArgument
+from client_sdk._http import Session
+from client_sdk._lease import Lease
+from client_sdk._progress import Progress
+from client_sdk._url import from_environment
+from client_sdk.models import DEFAULT_TTL_S, ENDED_LEASE_STATES, LeaseState
+
+_POLL_S = 10.0
+
+
+class Cornerman:
+    """A Cornerman host, by its connection string or the one in ``CORNERMAN_URL``; ``quiet`` shows no progress."""
+
+    def __init__(self, url: str | None = None, *, quiet: bool = False) -> None:
+        self._api = Api(Session(from_environment(url)))
+        self._quiet = quiet
+
+    def __repr__(self) -> str:
+        return f"Cornerman({self._api.session.target.authority})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A Cornerman holds a token, so it cannot be pickled; make one where it is needed.")
+
+    def lease(
+        self,
+        envs: SupportsIndex = 4,
+        pool: str | None = None,
+        *,
+        ttl_s: float = DEFAULT_TTL_S,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        note: str = "",
+        via: Literal["direct"] = "direct",
+    ) -> Lease:
+        """Lease ``envs`` engines of ``pool`` (or of the host's default one), all or nothing.
+
+        With ``wait`` it queues for them, at most ``timeout_s`` seconds, else PoolExhausted is raised when they are not
+        all ready. The lease ends ``ttl_s`` seconds after its last heartbeat.
+        """
+        if via != "direct":
+            raise WrongArgument(f"via={via!r} is not known to this version of the SDK; leave it out.")
+        request = _request(envs=envs, pool=pool, ttl_s=ttl_s, wait=wait, labels=labels, note=note)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        lease = Lease(self._api, self._create(request))
+        try:
+            self._wait(lease, request.envs, deadline, timeout_s)
+        except BaseException:
+            _release_whatever_comes(lease)
+            raise
+        return lease
+
+    def leases(self) -> list[models.Lease]:
+        """Your leases, newest first; everybody's for an admin."""
+        return self._api.leases()
+
+    def engines(self) -> list[models.Engine]:
+        """The engines of your leases; all of them for an admin."""
+        return self._api.engines()
+
+    def whoami(self) -> models.WhoAmI:
+        """Who the token is, its quota and what of it is used."""
+        return self._api.whoami()
+
+    def release(self, lease_id: str) -> None:
+        """Release a lease by its id, also one of another process; again is fine."""
+        self._api.release(lease_id)
+
+    def _create(self, request: models.LeaseRequest) -> models.Lease:
+        """Ask under one key, so that a lost answer costs nothing; an answer that has ended already needs another."""
+        while True:
+            lease = self._api.create(request, key=uuid.uuid4().hex)
+            if lease.state not in ENDED_LEASE_STATES:
+                return lease
+
+    def _wait(self, lease: Lease, envs: int, deadline: float | None, timeout_s: float | None) -> None:
+        progress, started = Progress(quiet=self._quiet), time.monotonic()
+        try:
+            while lease.state is not LeaseState.ACTIVE:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise WaitTimeout(
+                        f"{envs} engines did not become free within {timeout_s:g} s; "
+                        "wait longer, ask for fewer, or look with `cornerman ps` who holds them."
+                    )
+                place = f"place {lease.queue_position} in the queue" if lease.queue_position else "in the queue"
+                progress.show(f"Waiting for {envs} engines: {place}", elapsed_s=now - started)
+                lease.wait(within_s=_POLL_S if deadline is None else min(_POLL_S, deadline - now))
+        finally:
+            progress.done()
+
+
+def _release_whatever_comes(lease: Lease) -> None:
+    # The error that brought us here matters more, and the heartbeat process goes on trying.
+    with contextlib.suppress(CornermanError):
+        lease.release()
+
+
+def _request(
+    *,
+    envs: SupportsIndex,
+    pool: str | None,
+    ttl_s: float,
+    wait: bool,
+    labels: Mapping[str, str] | None,
+    note: str,
+) -> models.LeaseRequest:
+    fields: dict[str, object] = {"envs": envs, "ttl_s": float(ttl_s), "wait": bool(wait)}
+    if pool is not None:
+        fields["pool"] = pool
+    if labels:
+        fields["labels"] = dict(labels)
+    if note:
+        fields["note"] = note
+    try:
+        fields["envs"] = operator.index(envs)
+        return models.LeaseRequest.model_validate(fields)
+    except TypeError:
+        raise WrongArgument(f"envs must be a whole number, not {envs!r}.") from None
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise WrongArgument(f"{place} cannot be {first['input']!r}: {first['msg']}.") from None

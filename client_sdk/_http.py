@@ -1,0 +1,189 @@
+"""One host's API over HTTP: every call has a deadline, and every failure becomes one of our errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import requests
+from pydantic import BaseModel, ValidationError
+from requests.exceptions import RequestException, SSLError
+from requests.utils import get_environ_proxies
+from urllib3 import Retry
+from urllib3.response import BaseHTTPResponse
+
+from client_sdk import _trust
+from client_sdk._errors import ConnectionFault, UntrustedHost, VersionMismatch
+from client_sdk._problems import to_error
+from client_sdk._url import Target
+from client_sdk._version import API_VERSION, __version__
+from client_sdk.models import IDEMPOTENCY_HEADER, VERSION_HEADER
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+MAX_RETRY_AFTER_S = 30.0
+_SELF_REPEATABLE = frozenset({"GET", "DELETE"})
+
+A = TypeVar("A", bound=BaseModel)
+
+
+class _PatientRetry(Retry):
+    """Tries again a few times, waits as long as the host asks for, but never for ever."""
+
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        asked = super().get_retry_after(response)
+        return None if asked is None else min(asked, MAX_RETRY_AFTER_S)
+
+
+def _retries() -> Retry:
+    return _PatientRetry(
+        total=4,
+        other=0,  # a certificate that is wrong stays wrong
+        backoff_factor=0.3,
+        status_forcelist=(429, 502, 503, 504),
+        allowed_methods=None,  # Session sends here only what may be repeated
+        raise_on_status=False,
+    )
+
+
+def _proxies(target: Target) -> dict[str, str]:
+    """The environment's proxies as far as they are meant for ``target``; a host on this machine needs none."""
+    if target.is_loopback:
+        return {}
+    found = get_environ_proxies(target.base_url, no_proxy=None)
+    return {str(scheme): str(proxy) for scheme, proxy in found.items() if proxy and scheme != "no"}
+
+
+class Session:
+    """Calls the API of ``target``; ``ca_pem`` saves the fetching of a CA that was already checked.
+
+    A forked child gets connections of its own: two processes on one TLS stream would garble it.
+    """
+
+    def __init__(self, target: Target, *, ca_pem: str | None = None) -> None:
+        self.target = target
+        self._ca_pem = ca_pem
+        self._owner = 0
+        self._patient: requests.Session
+        self._plain: requests.Session
+
+    def __repr__(self) -> str:
+        return f"Session({self.target.authority})"
+
+    @property
+    def ca_pem(self) -> str | None:
+        """The CA that is trusted, fetched if need be; None for the system's roots."""
+        if self.target.ca_sha256 is not None and self._ca_pem is None:
+            self._ca_pem = _trust.fetch_ca(self.target, proxies=_proxies(self.target))
+        return self._ca_pem
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        answer: type[A],
+        body: BaseModel | None = None,
+        key: str | None = None,
+        params: Mapping[str, str] | None = None,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        patient: bool = True,
+    ) -> A:
+        """Send one request and read its answer; ``patient`` repeats what may be repeated (a POST needs a key)."""
+        response = self._send(method, path, body, key, params, read_timeout_s, patient)
+        try:
+            return answer.model_validate_json(response.content)
+        except ValidationError as fault:
+            raise ConnectionFault(
+                f"{self.target.authority} gave an answer that this SDK ({__version__}) cannot read; "
+                "upgrade the SDK and the daemon to the same version."
+            ) from fault
+
+    def command(self, method: str, path: str, *, read_timeout_s: float = READ_TIMEOUT_S, patient: bool = True) -> None:
+        """Send one request whose answer has no content."""
+        self._send(method, path, None, None, None, read_timeout_s, patient)
+
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        if self._owner == os.getpid():
+            self._owner = 0
+            self._patient.close()
+            self._plain.close()
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None,
+        key: str | None,
+        params: Mapping[str, str] | None,
+        read_timeout_s: float,
+        patient: bool,
+    ) -> requests.Response:
+        repeat = patient and (method in _SELF_REPEATABLE or key is not None)
+        headers = {} if key is None else {IDEMPOTENCY_HEADER: key}
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = body.model_dump_json(exclude_unset=True).encode()
+        try:
+            response = self._session(repeat).request(
+                method,
+                self.target.base_url + path,
+                params=params,
+                data=data,
+                headers=headers,
+                timeout=(min(CONNECT_TIMEOUT_S, read_timeout_s), read_timeout_s),
+                allow_redirects=False,
+            )
+        except SSLError as fault:
+            raise UntrustedHost(
+                f"{self.target.authority} cannot prove to be the host that the connection string names "
+                f"({_trust.fault_text(fault)}); get a new string on the host, or look who answers there."
+            ) from fault
+        except RequestException as fault:
+            raise ConnectionFault(
+                f"{self.target.authority} was not reached ({_trust.fault_text(fault)}); "
+                "is the daemon running, and the port open to you?"
+            ) from fault
+        self._check(response)
+        return response
+
+    def _check(self, response: requests.Response) -> None:
+        spoken = response.headers.get(VERSION_HEADER)
+        if spoken is None:
+            raise ConnectionFault(
+                f"What answers at {self.target.authority} is not a Cornerman daemon (HTTP {response.status_code}); "
+                "check host and port in the connection string, and proxies on the way."
+            )
+        if spoken != str(API_VERSION):
+            older = spoken.isdecimal() and int(spoken) < API_VERSION
+            cure = f"upgrade Cornerman on {self.target.host}" if older else "upgrade here: pip install -U cornerman"
+            raise VersionMismatch(
+                f"The daemon at {self.target.authority} speaks version {spoken[:16]} of the API and this SDK "
+                f"version {API_VERSION}; {cure}."
+            )
+        if not 200 <= response.status_code < 300:
+            raise to_error(response)
+
+    def _session(self, repeat: bool) -> requests.Session:
+        if self._owner != os.getpid():
+            trusting = _trust.context(self.ca_pem) if self.target.tls else None
+            self._patient = self._open(_retries(), trusting)
+            self._plain = self._open(Retry(0, read=False), trusting)
+            self._owner = os.getpid()
+        return self._patient if repeat else self._plain
+
+    def _open(self, retries: Retry, trusting: Any) -> requests.Session:
+        session = requests.Session()
+        session.trust_env = False  # else REQUESTS_CA_BUNDLE and .netrc would have a say
+        session.proxies.update(_proxies(self.target))
+        session.headers["Authorization"] = f"Bearer {self.target.token.get_secret_value()}"
+        session.headers[VERSION_HEADER] = str(API_VERSION)
+        session.headers["User-Agent"] = f"cornerman-sdk/{__version__}"
+        name = _trust.INTERNAL_NAME if self.target.ca_sha256 is not None else None
+        adapter = _trust.Adapter(trusting, server_hostname=name, retries=retries)
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, adapter)
+        return session
