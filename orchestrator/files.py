@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600, replace: bool = True) -> None:
-    """Write ``path`` so that nobody ever sees a part of it; FileExistsError when it is there and ``replace`` is False."""
+    """Write ``path`` so that nobody sees a part of it; FileExistsError when it is there and ``replace`` is False."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

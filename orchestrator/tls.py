@@ -1,7 +1,7 @@
 """A small CA of the host's own and the server certificate it signs.
 
-The connection string holds the CA's SHA-256, so the certificate can be renewed without new strings. What clients verify is the name
-``cornerman.internal``: a host that is reached by another address, or through a tunnel, still proves itself.
+The connection string holds the CA's SHA-256, so the certificate can be renewed without new strings. What clients
+verify is the name ``cornerman.internal``: a host reached by another address, or through a tunnel, still proves itself.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def files(state_dir: Path) -> Files:
 
 
 def ensure(state_dir: Path, *, public_host: str, now: datetime.datetime, renew: bool = False) -> bool:
-    """Make the CA unless it is there, and a certificate when it is absent, soon over, of another CA or for other names; True when made.
+    """Make the CA unless it is there, and a certificate unless there is a good one; True when one was made.
 
-    ``renew`` makes one in any case. ConfigError when a file is broken, because a new CA would make every connection string useless.
+    ``renew`` makes one in any case. ConfigError when the CA's files are broken: a new CA would make every connection string useless.
     """
     where = files(state_dir)
     where.ca.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
