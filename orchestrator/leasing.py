@@ -67,7 +67,9 @@ class Leasing:
     def __init__(self, database: Database, policies: Mapping[str, Policy], now: Now) -> None:
         self._database, self._policies, self._now = database, policies, now
 
-    def acquire(self, caller: Caller, ask: Ask, *, key: str | None = None, body_sha256: str = "") -> tuple[LeaseView, bool]:
+    def acquire(
+        self, caller: Caller, ask: Ask, *, key: str | None = None, body_sha256: str = ""
+    ) -> tuple[LeaseView, bool]:
         """A lease, active at once or pending, and whether it was made just now (False: the key stood for it already).
 
         Raises NotFound (pool), Unprocessable (more than the pool can hold, or key reused for another body), QuotaExceeded, PoolExhausted.
@@ -76,7 +78,9 @@ class Leasing:
         with self._database.write() as db:
             if key is not None and (known := leases.find_key(db, caller.principal, key, after=now - KEY_LIVES_S)):
                 if known[1] != body_sha256:
-                    raise Unprocessable("This Idempotency-Key was used with another request body: use a fresh key for each request.")
+                    raise Unprocessable(
+                        "This Idempotency-Key was used with another request body: use a fresh key for each request."
+                    )
                 return self._view(db, leases.get(db, known[0])), False
             pool = pools.get(db, ask.pool, self._policies)
             self._check(db, caller, ask, pool)
@@ -114,7 +118,12 @@ class Leasing:
             return self._view(db, self._own(db, caller, lease_id))
 
     def listed(
-        self, caller: Caller, *, states: tuple[LeaseState, ...] = (), labels: Mapping[str, str] | None = None, limit: int = 1000
+        self,
+        caller: Caller,
+        *,
+        states: tuple[LeaseState, ...] = (),
+        labels: Mapping[str, str] | None = None,
+        limit: int = 1000,
     ) -> list[LeaseView]:
         """The caller's leases, or everybody's for an admin, newest first; ``labels`` must all match."""
         holder = None if caller.is_admin else caller.principal
@@ -129,7 +138,9 @@ class Leasing:
         with self._database.write() as db:
             lease = self._own(db, caller, lease_id)
             if not leases.renew(db, lease_id, expires_at=now + lease.ttl_s):
-                raise LeaseEnded(f"Lease {lease_id} has ended ({lease.state.value}: {lease.ended_because}): ask for a new one.")
+                raise LeaseEnded(
+                    f"Lease {lease_id} has ended ({lease.state.value}: {lease.ended_because}): ask for a new one."
+                )
             return self._view(db, leases.get(db, lease_id))
 
     def release(self, caller: Caller, lease_id: str) -> None:
@@ -138,7 +149,7 @@ class Leasing:
         with self._database.write() as db:
             lease = self._own(db, caller, lease_id)
             who = "its holder" if caller.principal == lease.holder else f"administrator {caller.principal}"
-            self._end(db, lease, LeaseState.RELEASED, f"{who} released it", now, actor=caller.principal)
+            self.end(db, lease, LeaseState.RELEASED, f"{who} released it", now, actor=caller.principal)
 
     def replace(self, caller: Caller, lease_id: str, rank: int, *, generation: int, reason: str) -> LeaseView:
         """Retire a broken engine and leave its slot to a fresh one; naming an old generation changes nothing."""
@@ -146,14 +157,18 @@ class Leasing:
         with self._database.write() as db:
             lease = self._own(db, caller, lease_id)
             if lease.ended:
-                raise LeaseEnded(f"Lease {lease_id} has ended ({lease.state.value}: {lease.ended_because}): ask for a new one.")
+                raise LeaseEnded(
+                    f"Lease {lease_id} has ended ({lease.state.value}: {lease.ended_because}): ask for a new one."
+                )
             if lease.state is LeaseState.PENDING:
                 raise Conflict(f"Lease {lease_id} has no engines yet: wait until it is active.")
             slot = next((slot for slot in leases.slots(db, lease_id) if slot.rank == rank), None)
             if slot is None:
                 raise NotFound(f"Lease {lease_id} has no rank {rank}: its ranks are 0 to {lease.envs_wanted - 1}.")
             if generation > slot.generation:
-                raise Conflict(f"Rank {rank} is at generation {slot.generation}, not {generation}: look at the lease again.")
+                raise Conflict(
+                    f"Rank {rank} is at generation {slot.generation}, not {generation}: look at the lease again."
+                )
             engine = next((engine for engine in engines.of_lease(db, lease_id) if engine.rank == rank), None)
             if generation == slot.generation and engine is not None:
                 self.lose(db, engine, f"its holder reported it as broken: {reason}", now, actor=caller.principal)
@@ -166,8 +181,10 @@ class Leasing:
         """End all leases of a principal who is being removed."""
         now = self._now()
         with self._database.write() as db:
-            for lease in leases.listed(db, holder=principal, states=(LeaseState.PENDING, LeaseState.ACTIVE), limit=1_000_000):
-                self._end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, actor=caller.principal)
+            for lease in leases.listed(
+                db, holder=principal, states=(LeaseState.PENDING, LeaseState.ACTIVE), limit=1_000_000
+            ):
+                self.end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, actor=caller.principal)
 
     # ------------------------------------------------------------ what the pool decides
 
@@ -200,9 +217,11 @@ class Leasing:
             overlong = longest is not None and lease.granted_at is not None and lease.granted_at + longest <= now
             if if_expired and lease.expires_at > now and not overlong:
                 return False
-            return self._end(db, lease, state, because, now)
+            return self.end(db, lease, state, because, now)
 
-    def lose(self, db: sqlite3.Connection, engine: Engine, reason: str, now: float, *, actor: str | None = None) -> None:
+    def lose(
+        self, db: sqlite3.Connection, engine: Engine, reason: str, now: float, *, actor: str | None = None
+    ) -> None:
         """An engine is dead or broken: its slot, if it has one, is empty from now on. In the caller's transaction."""
         engines.happen(db, engine, Died(reason), now)
         if engine.lease_id is None or engine.rank is None:
@@ -211,7 +230,9 @@ class Leasing:
         leases.touch(db, engine.lease_id)
         lease = leases.get(db, engine.lease_id)
         text = f"rank {engine.rank} lost its engine: {reason}"
-        self._tell(db, "lease.engine_lost", text, lease, now, engine_id=engine.id, actor=actor, data={"rank": engine.rank})
+        self._tell(
+            db, "lease.engine_lost", text, lease, now, engine_id=engine.id, actor=actor, data={"rank": engine.rank}
+        )
 
     def fill(self, db: sqlite3.Connection, lease_id: str, rank: int, now: float) -> bool:
         """As ``fill_slot``, in the caller's transaction."""
@@ -235,7 +256,9 @@ class Leasing:
 
     def _check(self, db: sqlite3.Connection, caller: Caller, ask: Ask, pool: Pool) -> None:
         if ask.envs > pool.max_engines:
-            raise Unprocessable(f"Pool {pool.name} holds at most {pool.max_engines} engines, not {ask.envs}: ask for fewer.")
+            raise Unprocessable(
+                f"Pool {pool.name} holds at most {pool.max_engines} engines, not {ask.envs}: ask for fewer."
+            )
         used, _ = leases.usage(db, caller.principal)
         if caller.max_engines is not None and used + ask.envs > caller.max_engines:
             raise QuotaExceeded(
@@ -246,7 +269,9 @@ class Leasing:
     def _check_pending(self, db: sqlite3.Connection, caller: Caller) -> None:
         _, waiting = leases.usage(db, caller.principal)
         if caller.max_pending is not None and waiting >= caller.max_pending:
-            raise QuotaExceeded(f"{caller.principal} may have {caller.max_pending} leases waiting, and has: release one of them first.")
+            raise QuotaExceeded(
+                f"{caller.principal} may have {caller.max_pending} leases waiting, and has: release one of them first."
+            )
 
     def _can_grant(self, db: sqlite3.Connection, pool: Pool, envs: int) -> bool:
         """Nobody overtakes the queue, and replacements go before everybody."""
@@ -260,11 +285,14 @@ class Leasing:
 
     def _exhausted(self, db: sqlite3.Connection, pool: Pool, envs: int) -> PoolExhausted:
         if pool.paused:
-            return PoolExhausted(f"Pool {pool.name} is paused by an administrator: try later, or wait with wait=true.", retry_after_s=60)
+            return PoolExhausted(
+                f"Pool {pool.name} is paused by an administrator: try later, or wait with wait=true.", retry_after_s=60
+            )
         count = engines.count_ready(db, pool.name)
         trouble = f" It is degraded: {pool.fault}" if pool.fault else ""
         return PoolExhausted(
-            f"Pool {pool.name} has {count} engines ready, not {envs}: try again, or wait for them with wait=true.{trouble}", retry_after_s=5
+            f"Pool {pool.name} has {count} engines ready, not {envs}: try again, or wait for them with wait=true.{trouble}",
+            retry_after_s=5,
         )
 
     def _grant(self, db: sqlite3.Connection, lease: Lease, now: float) -> None:
@@ -279,9 +307,17 @@ class Leasing:
         self._tell(db, "lease.granted", text, lease, now, actor=lease.holder, data=waited)
         events.add(db, "lease_wait_seconds", now - lease.created_at, pool=lease.pool)
 
-    def _end(
-        self, db: sqlite3.Connection, lease: Lease, state: LeaseState, because: str, now: float, *, actor: str | None = None
+    def end(
+        self,
+        db: sqlite3.Connection,
+        lease: Lease,
+        state: LeaseState,
+        because: str,
+        now: float,
+        *,
+        actor: str | None = None,
     ) -> bool:
+        """End a lease and let go of its engines, in the caller's transaction; False when it had ended already."""
         held = engines.of_lease(db, lease.id)
         if not leases.end(db, lease.id, state, because=because, now=now):
             return False

@@ -192,7 +192,7 @@ def transition(engine: Engine, event: Happening, now: float) -> Engine:
             return to(EngineState.FAILED, lease_id=None, rank=None, reason=reason)
         case state, (Retired() | Died()) if state not in _LIVE:
             return engine
-        case (EngineState.RETIRING | EngineState.FAILED), Removed():
+        case ((EngineState.RETIRING | EngineState.FAILED), Removed()):
             return to(EngineState.GONE)
         case _:
             raise InvalidTransition(engine.state, event)

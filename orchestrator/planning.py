@@ -71,12 +71,18 @@ class RetireEngine:
 
 @dataclass(frozen=True, slots=True)
 class FailEngine:
-    """Note that an engine is dead, or never came up."""
+    """An engine that was up is said to be dead."""
 
     engine_id: str
     reason: str
-    exit_code: int | None = None
-    oom_killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpStart:
+    """A start is stuck beyond its deadline."""
+
+    engine_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,7 @@ Command = (
     | ProbeEngine
     | RetireEngine
     | FailEngine
+    | GiveUpStart
     | RemoveEngine
     | RemoveStray
     | GrantLease
@@ -208,10 +215,16 @@ def _ends(view: _View, now: float) -> list[ExpireLease | FailLease]:
     longest = view.pool.policy.max_lease_s
     for lease in view.leases:
         if lease.expires_at <= now:
-            what = "nobody renewed it" if lease.state is LeaseState.ACTIVE else "nobody asked for it any more while it waited"
+            what = (
+                "nobody renewed it"
+                if lease.state is LeaseState.ACTIVE
+                else "nobody asked for it any more while it waited"
+            )
             ends.append(ExpireLease(lease.id, f"{what} for {lease.ttl_s:g} s"))
         elif longest is not None and lease.granted_at is not None and lease.granted_at + longest <= now:
-            ends.append(ExpireLease(lease.id, f"it reached the longest time a lease may last in this pool, {longest:g} s"))
+            ends.append(
+                ExpireLease(lease.id, f"it reached the longest time a lease may last in this pool, {longest:g} s")
+            )
     over = {end.lease_id for end in ends}
     for slot in view.slots:
         recent = sum(1 for at in slot.lost if at > now - LOSSES_WITHIN_S)
@@ -299,23 +312,27 @@ def _starts(view: _View, ended: Collection[str], now: float) -> list[Command]:
     fresh = sum(
         1
         for engine in view.engines
-        if engine.state in (EngineState.STARTING, EngineState.READY) and not engine.draining and not _is_stale(engine, pool, now)
+        if engine.state in (EngineState.STARTING, EngineState.READY)
+        and not engine.draining
+        and not _is_stale(engine, pool, now)
     )
     leaving = sum(1 for engine in view.engines if engine.state is EngineState.LEASED and engine.lease_id in ended)
     leased = states[EngineState.LEASED] - leaving
     missing = wanted(pool, leased=leased, demand=view.demand(ended)) - leased - fresh
     room = pool.max_engines - len(view.engines)
     at_once = (1 if pool.fail_streak else pool.policy.max_starting) - states[EngineState.STARTING]
-    count = max(0, min(missing, room, at_once))
-    if count and pool.pinned is None:
+    if pool.pinned is None:
         return commands if f"pool:{pool.name}" in view.busy else [*commands, ResolveImage(pool.name)]
-    return commands + [StartEngine(pool.name)] * count
+    return commands + [StartEngine(pool.name)] * max(0, min(missing, room, at_once))
 
 
-def _overdue(view: _View, now: float) -> list[FailEngine]:
+def _overdue(view: _View, now: float) -> list[GiveUpStart]:
     limit = view.pool.policy.start_timeout_s + START_GRACE_S
     return [
-        FailEngine(engine.id, f"it did not come up within {limit:g} s and its start is stuck: look at the Docker Engine's own log")
+        GiveUpStart(
+            engine.id,
+            f"it did not come up within {limit:g} s and its start is stuck: look at the Docker Engine's own log",
+        )
         for engine in view.engines
         if engine.state is EngineState.STARTING and now - (engine.started_at or engine.state_since) > limit
     ]
@@ -331,7 +348,7 @@ def reconcile(
 ) -> list[FailEngine | RemoveStray]:
     """What a full listing of one engine host tells.
 
-    ``before`` are the rows of this host as read before the listing, ``known`` the ids of all rows that are not gone as read after it: an
+    ``runtime`` is the host's name, ``before`` are the rows of this host as read before the listing, ``known`` the ids of all rows that are not gone as read after it: an
     engine is lost only if it should have been there all the time, and a stray only if nobody meant it to be there at the end.
     """
     found = {one.engine_id: one for one in seen}
@@ -341,11 +358,11 @@ def reconcile(
             continue
         there = found.get(engine.id)
         if there is None:
-            commands.append(FailEngine(engine.id, "it vanished from its host: something other than Cornerman removed it"))
-        elif not there.running:
             commands.append(
-                FailEngine(engine.id, "it ended by itself", exit_code=there.exit_code, oom_killed=there.oom_killed)
+                FailEngine(engine.id, "it vanished from its host: something other than Cornerman removed it")
             )
+        elif not there.running:
+            commands.append(FailEngine(engine.id, "it ended by itself"))
     commands += [
         RemoveStray(runtime, one.handle, one.name)
         for one in found.values()

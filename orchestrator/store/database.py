@@ -55,7 +55,9 @@ class Database:
                 f"{self.path} was written by a newer Cornerman (schema {version}, this one knows {SCHEMA_VERSION}): upgrade Cornerman."
             )
         if version == 0:
-            for statement in _statements(resources.files("orchestrator.store").joinpath("schema.sql").read_text("utf-8")):
+            for statement in _statements(
+                resources.files("orchestrator.store").joinpath("schema.sql").read_text("utf-8")
+            ):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
@@ -63,7 +65,9 @@ class Database:
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+            )
             connection.row_factory = sqlite3.Row
             for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "temp_store = MEMORY"):
                 connection.execute(f"PRAGMA {pragma}")
@@ -120,7 +124,8 @@ def _saying_what_to_do(path: Path) -> Iterator[None]:
         text = str(error)
         if any(sign in text for sign in _FULL):
             raise Unavailable(
-                f"The state cannot be written ({text}): free some space in {path.parent}; nothing was changed.", retry_after_s=10
+                f"The state cannot be written ({text}): free some space in {path.parent}; nothing was changed.",
+                retry_after_s=10,
             ) from error
         if "locked" in text or "busy" in text:
             raise Unavailable("The state is busy for longer than usual: try again.", retry_after_s=1) from error

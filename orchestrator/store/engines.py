@@ -37,13 +37,16 @@ def live(db: sqlite3.Connection, *, pools: Sequence[str] | None = None) -> list[
 
 def of_lease(db: sqlite3.Connection, lease_id: str) -> list[Engine]:
     """The engines a lease holds now, by rank."""
-    return [rows.engine(row) for row in db.execute("SELECT * FROM engines WHERE lease_id = ? ORDER BY rank", (lease_id,))]
+    return [
+        rows.engine(row) for row in db.execute("SELECT * FROM engines WHERE lease_id = ? ORDER BY rank", (lease_id,))
+    ]
 
 
 def ready(db: sqlite3.Connection, pool: str, limit: int) -> list[Engine]:
     """Up to ``limit`` engines that can be given away, those ready for longest first."""
     found = db.execute(
-        "SELECT * FROM engines WHERE pool = ? AND state = 'ready' AND NOT draining ORDER BY ready_at, id LIMIT ?", (pool, limit)
+        "SELECT * FROM engines WHERE pool = ? AND state = 'ready' AND NOT draining ORDER BY ready_at, id LIMIT ?",
+        (pool, limit),
     )
     return [rows.engine(row) for row in found]
 

@@ -51,7 +51,9 @@ def after(db: sqlite3.Connection, seq: int, *, holder: str | None, limit: int) -
     if holder is None:
         found = db.execute("SELECT * FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit))
     else:
-        found = db.execute("SELECT * FROM events WHERE holder = ? AND seq > ? ORDER BY seq LIMIT ?", (holder, seq, limit))
+        found = db.execute(
+            "SELECT * FROM events WHERE holder = ? AND seq > ? ORDER BY seq LIMIT ?", (holder, seq, limit)
+        )
     return [
         Event(
             seq=row["seq"],

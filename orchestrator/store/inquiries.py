@@ -12,7 +12,8 @@ def ask(db: sqlite3.Connection, kind: str, question: dict[str, Any], *, now: flo
     """Write a question of ``kind`` ("logs", "stats") and return its id."""
     inquiry_id = secrets.token_hex(8)
     db.execute(
-        "INSERT INTO inquiries (id, kind, question_json, asked_at) VALUES (?, ?, ?, ?)", (inquiry_id, kind, json.dumps(question), now)
+        "INSERT INTO inquiries (id, kind, question_json, asked_at) VALUES (?, ?, ?, ?)",
+        (inquiry_id, kind, json.dumps(question), now),
     )
     return inquiry_id
 

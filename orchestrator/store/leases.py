@@ -124,7 +124,8 @@ def touch(db: sqlite3.Connection, lease_id: str) -> None:
 def forget_ended(db: sqlite3.Connection, before: float) -> int:
     """Delete leases that ended before that time, with their idempotency keys."""
     return db.execute(
-        "DELETE FROM leases WHERE ended_at < ? AND id NOT IN (SELECT lease_id FROM engines WHERE lease_id IS NOT NULL)", (before,)
+        "DELETE FROM leases WHERE ended_at < ? AND id NOT IN (SELECT lease_id FROM engines WHERE lease_id IS NOT NULL)",
+        (before,),
     ).rowcount
 
 
@@ -163,7 +164,8 @@ def empty_slot(db: sqlite3.Connection, lease_id: str, rank: int, *, now: float) 
     if row is not None:
         lost = [*rows.slot(row).lost, now][-20:]
         db.execute(
-            "UPDATE slots SET empty_since = ?, lost_json = ? WHERE lease_id = ? AND rank = ?", (now, json.dumps(lost), lease_id, rank)
+            "UPDATE slots SET empty_since = ?, lost_json = ? WHERE lease_id = ? AND rank = ?",
+            (now, json.dumps(lost), lease_id, rank),
         )
 
 
@@ -182,7 +184,8 @@ def fill_slot(db: sqlite3.Connection, lease_id: str, rank: int) -> bool:
 def find_key(db: sqlite3.Connection, holder: str, key: str, *, after: float) -> tuple[str, str] | None:
     """(lease id, hash of the body) that this key stands for, unless it is older than ``after``."""
     row = db.execute(
-        "SELECT lease_id, body_sha256 FROM idempotency WHERE holder = ? AND key = ? AND created_at > ?", (holder, key, after)
+        "SELECT lease_id, body_sha256 FROM idempotency WHERE holder = ? AND key = ? AND created_at > ?",
+        (holder, key, after),
     ).fetchone()
     return (row[0], row[1]) if row else None
 

@@ -14,7 +14,10 @@ def instance(db: sqlite3.Connection) -> str:
 
 def put(db: sqlite3.Connection, key: str, value: str) -> None:
     """Remember a value."""
-    db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+    db.execute(
+        "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (key, value),
+    )
 
 
 def get(db: sqlite3.Connection, key: str) -> str | None:

@@ -64,7 +64,8 @@ def note_success(db: sqlite3.Connection, name: str) -> bool:
     """An engine came up: True when the pool was degraded before."""
     return (
         db.execute(
-            "UPDATE pools SET fail_streak = 0, fault = NULL, fault_at = NULL, retry_at = 0 WHERE name = ? AND fault IS NOT NULL", (name,)
+            "UPDATE pools SET fail_streak = 0, fault = NULL, fault_at = NULL, retry_at = 0 WHERE name = ? AND fault IS NOT NULL",
+            (name,),
         ).rowcount
         == 1
     )

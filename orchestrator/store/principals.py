@@ -21,7 +21,9 @@ class Token:
     last_used_at: float | None
 
 
-def put_principal(db: sqlite3.Connection, name: str, *, max_engines: int | None, max_pending: int | None, now: float) -> None:
+def put_principal(
+    db: sqlite3.Connection, name: str, *, max_engines: int | None, max_pending: int | None, now: float
+) -> None:
     """Make a principal, or change its quotas: what is None stays as it is, and is no limit for a new one."""
     db.execute(
         "INSERT INTO principals (name, max_engines, max_pending, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "

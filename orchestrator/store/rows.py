@@ -42,4 +42,6 @@ def lease(row: sqlite3.Row) -> Lease:
 
 def slot(row: sqlite3.Row) -> Slot:
     """A ``slots`` row."""
-    return Slot(row["lease_id"], row["rank"], row["generation"], row["empty_since"], tuple(json.loads(row["lost_json"])))
+    return Slot(
+        row["lease_id"], row["rank"], row["generation"], row["empty_since"], tuple(json.loads(row["lost_json"]))
+    )

@@ -1,0 +1,297 @@
+"""The pool loop: observe, plan, execute, record. The only part that lets anything be done to engines."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from orchestrator import planning, ports
+from orchestrator.clock import ClockWatch
+from orchestrator.config import Config
+from orchestrator.engine_work import EngineWork
+from orchestrator.errors import CornermanError, RuntimeFault
+from orchestrator.interfaces import Now, Probe, Runtime
+from orchestrator.jobs import Jobs
+from orchestrator.leasing import Leasing
+from orchestrator.model import Engine, EngineState, LeaseState, Policy, Removed, Retired
+from orchestrator.observer import Observer
+from orchestrator.questions import Questions
+from orchestrator.store import engines, events, inquiries, leases, meta, pools
+from orchestrator.store.database import Changes, Database
+
+log = structlog.get_logger(__name__)
+
+ALIVE_EVERY_S = 2.0
+TIDY_EVERY_S = 60.0
+KEEP_GONE_S = 3600.0
+MIN_GAP_S = 0.02
+
+
+class PoolService:
+    """Keeps every pool as its settings and its leases want it."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        config: Config,
+        policies: Mapping[str, Policy],
+        runtimes: Mapping[str, Runtime],
+        probe: Probe,
+        leasing: Leasing,
+        instance: str,
+        now: Now = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database, self._config, self._policies = database, config, policies
+        self._runtimes, self._leasing, self._instance = runtimes, leasing, instance
+        self._now, self._monotonic = now, monotonic
+        self._clock = ClockWatch(now, monotonic)
+        self._changes: Changes | None = None
+        self._jobs = Jobs(
+            workers=config.workers, removers=max(2, config.workers // 2), done=self._wake, monotonic=monotonic
+        )
+        self._observers = {
+            name: Observer(
+                runtime=runtime,
+                pools=[pool for pool, policy in policies.items() if policy.runtime == name],
+                database=database,
+                every_s=config.observe_interval_s,
+                busy=self._jobs.busy,
+                wake=self._wake,
+            )
+            for name, runtime in runtimes.items()
+        }
+        self._work = EngineWork(
+            database=database,
+            config=config,
+            policies=policies,
+            runtimes=runtimes,
+            probe=probe,
+            leasing=leasing,
+            instance=instance,
+            now=now,
+            monotonic=monotonic,
+        )
+        self._questions = Questions(database, policies, runtimes)
+        self._alive_at = self._tidied_at = -1e9
+        self._host_fault = ""
+
+    # ------------------------------------------------------------ the loop
+
+    def prepare(self) -> None:
+        """Take over what a former life left: settings, leases (each with a whole TTL to come back), and what is really there."""
+        with self._database.write() as db:
+            for name, pool in self._config.pools.items():
+                pools.configure(db, name, min_ready=pool.min_ready, max_engines=pool.max_engines, image=pool.image)
+            self._drop_unconfigured(db)
+            meta.extend_leases(db, self._now())
+        for observer in self._observers.values():
+            observer.start()
+
+    def run(self, stop: threading.Event, beat: Callable[[], None]) -> None:
+        """Tick until ``stop``: at every change of the store, when work is done, and at least every ``tick_s``; ``beat`` after each tick."""
+        self._changes = Changes(self._database)
+        try:
+            while not stop.is_set():
+                seen = self._changes.number
+                try:
+                    self.tick()
+                except CornermanError as error:
+                    log.warning("tick failed", fault=str(error))
+                except Exception:  # the loop's edge: one bad tick must not end the daemon
+                    log.exception("tick failed")
+                beat()
+                if self._changes.wait(seen, self._config.tick_s) > seen:
+                    stop.wait(MIN_GAP_S)  # a burst of changes is one change
+        finally:
+            self._changes.close()
+            self._changes = None
+
+    def close(self) -> None:
+        """Stop observing and working; Docker's engines go on, those of the process runtime end."""
+        for observer in self._observers.values():
+            observer.close()
+        self._jobs.close(timeout_s=3.0)
+        for runtime in self._runtimes.values():
+            runtime.close()
+        for observer in self._observers.values():
+            observer.join(timeout_s=1.0)
+
+    def _wake(self) -> None:
+        changes = self._changes
+        if changes is not None:
+            changes.nudge()
+
+    def tick(self) -> None:
+        """One round: see what has changed, decide, and let it be done."""
+        if (step := self._clock.step()) is not None:
+            self._follow_clock(step)
+        self._sign_of_life()
+        for observer in self._observers.values():
+            for finding in observer.findings():
+                self._execute(finding)
+        for command in planning.plan(self._snapshot(), self._now()):
+            self._execute(command)
+        self._answer_questions()
+        self._tidy()
+
+    def _snapshot(self) -> planning.Snapshot:
+        busy = self._jobs.busy()
+        with self._database.read() as db:
+            return planning.Snapshot(
+                pools=tuple(pools.all_of(db, self._policies)),
+                engines=tuple(engines.live(db)),
+                leases=tuple(leases.live(db)),
+                empty_slots=tuple(leases.empty_slots(db)),
+                busy=busy,
+                max_removing=max(2, self._config.workers // 2),
+            )
+
+    def _execute(self, command: planning.Command) -> None:
+        match command:
+            case planning.StartEngine(pool):
+                self._intend(pool)
+            case planning.LaunchEngine(engine_id):
+                self._jobs.submit(engine_id, "launch", lambda: self._work.launch(engine_id))
+            case planning.ProbeEngine(engine_id):
+                self._jobs.submit(engine_id, "probe", lambda: self._work.probe(engine_id))
+            case planning.FailEngine(engine_id, reason):
+                self._jobs.submit(f"bury:{engine_id}", "bury", lambda: self._work.bury(engine_id, reason))
+            case planning.GiveUpStart(engine_id, reason):
+                self._work.give_up_start(engine_id, reason)
+            case planning.RemoveEngine(engine_id):
+                self._jobs.submit(engine_id, "remove", lambda: self._work.remove(engine_id))
+            case planning.RemoveStray(runtime, handle, name):
+                self._jobs.submit(f"stray:{handle}", "remove", lambda: self._remove_stray(runtime, handle, name))
+            case planning.ResolveImage(pool):
+                self._jobs.submit(f"pool:{pool}", "resolve", lambda: self._work.resolve(pool))
+            case planning.RetireEngine(engine_id, reason):
+                self._retire(engine_id, reason)
+            case planning.GrantLease(lease_id):
+                self._leasing.grant(lease_id)
+            case planning.FillSlot(lease_id, rank):
+                self._leasing.fill_slot(lease_id, rank)
+            case planning.ExpireLease(lease_id, because):
+                self._leasing.finish(lease_id, LeaseState.EXPIRED, because, if_expired=True)
+            case planning.FailLease(lease_id, because):
+                self._leasing.finish(lease_id, LeaseState.FAILED, because)
+
+    # ------------------------------------------------------------ what is done at once
+
+    def _intend(self, pool_name: str) -> None:
+        """Commit row, port and name before the engine host is asked for anything."""
+        policy, now = self._policies[pool_name], self._now()
+        engine_id = f"e-{secrets.token_hex(5)}"
+        observer = self._observers[policy.runtime]
+        try:
+            with self._database.write() as db:
+                pool = pools.get(db, pool_name, self._policies)
+                port = ports.choose(
+                    db,
+                    first=self._config.first_port,
+                    last=self._config.last_port,
+                    host=policy.host,
+                    taken=observer.taken_ports,
+                    now=now,
+                )
+                engine = Engine(
+                    id=engine_id,
+                    pool=pool_name,
+                    state=EngineState.STARTING,
+                    state_since=now,
+                    name=f"cornerman-{self._instance}-{engine_id}",
+                    image=pool.pinned or pool.image,
+                    host=policy.host,
+                    port=port,
+                    created_at=now,
+                )
+                engines.insert(db, engine)
+                events.add(db, "engine.starting", pool=pool_name)
+        except RuntimeFault as fault:
+            self._work.blame(pool_name, str(fault))
+            return
+        self._jobs.submit(engine_id, "launch", lambda: self._work.launch(engine_id))
+
+    def _retire(self, engine_id: str, reason: str) -> None:
+        now = self._now()
+        with self._database.write() as db:
+            engine = engines.get(db, engine_id)
+            if engine.state is EngineState.READY:
+                engines.happen(db, engine, Retired(reason), now)
+                text = f"{engine_id} goes: {reason}"
+                events.record(db, "engine.retired", text, now=now, pool=engine.pool, engine_id=engine_id)
+
+    def _remove_stray(self, runtime: str, handle: str, name: str) -> float | None:
+        try:
+            self._runtimes[runtime].remove(handle)
+        except RuntimeFault as fault:
+            log.warning("a stray cannot be removed", name=name, fault=str(fault))
+            return 10.0
+        with self._database.write() as db:
+            text = f"{name} carried this installation's label and nobody knew it: removed"
+            events.record(db, "engine.stray_removed", text, now=self._now())
+        return None
+
+    # ------------------------------------------------------------ around it
+
+    def _follow_clock(self, step: float) -> None:
+        now = self._now()
+        with self._database.write() as db:
+            meta.shift_clock(db, step, now)
+            text = f"the clock was stepped by {step:+.0f} s: every lease has its whole TTL again"
+            events.record(db, "clock.stepped", text, now=now, data={"seconds": step})
+
+    def _sign_of_life(self) -> None:
+        fault = "; ".join(observer.fault for observer in self._observers.values() if observer.fault)
+        changed = fault != self._host_fault
+        if not changed and self._monotonic() - self._alive_at < ALIVE_EVERY_S:
+            return
+        now = self._now()
+        with self._database.write() as db:
+            meta.put(db, "pool_alive_at", repr(now))
+            meta.put(db, "host_fault", fault)
+            if changed:
+                kind, text = ("host.unreachable", fault) if fault else ("host.back", "the engine host answers again")
+                events.record(db, kind, text, now=now)
+        self._host_fault, self._alive_at = fault, self._monotonic()
+
+    def _answer_questions(self) -> None:
+        with self._database.read() as db:
+            waiting = inquiries.open_ones(db)
+        for inquiry_id, kind, question in waiting:
+            self._jobs.submit(
+                f"inquiry:{inquiry_id}",
+                "answer",
+                lambda inquiry_id=inquiry_id, kind=kind, question=question: self._questions.answer(
+                    inquiry_id, kind, question
+                ),  # type: ignore[misc]
+            )
+
+    def _tidy(self) -> None:
+        if self._monotonic() - self._tidied_at < TIDY_EVERY_S:
+            return
+        self._tidied_at, now = self._monotonic(), self._now()
+        with self._database.write() as db:
+            inquiries.drop_old(db, now - TIDY_EVERY_S)
+            engines.forget_gone(db, now - KEEP_GONE_S)
+            leases.forget_ended(db, now - self._config.keep_ended_leases_s)
+            events.forget(db, now - self._config.keep_events_s)
+
+    def _drop_unconfigured(self, db: sqlite3.Connection) -> None:
+        """A pool that left the configuration: its leases end, and its engines become strays that the first listing removes."""
+        now = self._now()
+        for lease in leases.live(db):
+            if lease.pool not in self._policies:
+                self._leasing.end(
+                    db, lease, LeaseState.FAILED, f"pool {lease.pool} was taken out of the configuration", now
+                )
+        for engine in engines.live(db):
+            if engine.pool not in self._policies:
+                engine = engines.happen(db, engine, Retired("its pool was taken out of the configuration"), now)
+                engines.happen(db, engine, Removed(), now)
