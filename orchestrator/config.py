@@ -190,6 +190,11 @@ class Config(BaseSettings):
         """The pool a request means that names none."""
         return self.default_pool or next(iter(self.pools))
 
+    @property
+    def database(self) -> Path:
+        """The database, which all processes of a daemon share; its lock lies beside it."""
+        return self.state_dir / "cornerman.db"
+
 
 Toml = Annotated[dict[str, Any], "what the TOML file says"]
 
