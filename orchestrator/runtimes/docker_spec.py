@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -11,11 +10,11 @@ from docker.types import LogConfig, Mount
 
 from orchestrator.config import DockerOptions
 from orchestrator.interfaces import EngineSpec
+from orchestrator.runtimes.seeds import with_seed
 
 CREDENTIALS = "/tmp/.diambra/credentials"  # noqa: S108 - where the engine looks for it
 ROMS = "/opt/diambraArena/roms"
 HOME = "/home/engine"
-SEED = "--randomSeed"
 LOG_FILES = 2
 MIB = 1024 * 1024
 
@@ -45,17 +44,8 @@ def options_of(spec: EngineSpec) -> DockerOptions:
 
 
 def engine_args(spec: EngineSpec, options: DockerOptions) -> list[str]:
-    """The engine's arguments, always with a seed: engines with equal seeds would play equal games."""
-    args = list(spec.args or options.args)
-    if SEED not in args:
-        seed = options.random_seed if options.random_seed is not None else derived_seed(spec.engine_id)
-        args += [SEED, str(seed)]
-    return args
-
-
-def derived_seed(engine_id: str) -> int:
-    """A seed from 1 to 2**31 - 1 that is the same each time the same engine is made."""
-    return int.from_bytes(hashlib.sha256(engine_id.encode()).digest()[:4], "big") % (2**31 - 1) + 1
+    """The engine's arguments, a seed among them."""
+    return with_seed(spec.args or options.args, spec.engine_id, options.random_seed)
 
 
 def _environment(spec: EngineSpec, options: DockerOptions) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 MAX_LINE = 500  # characters kept of one line
 
@@ -26,3 +27,24 @@ def _tidy_line(line: str) -> str:
     shown = next((part for part in reversed(line.split("\r")) if part), "")
     text = _CONTROLS.sub("", _ESCAPES.sub("", shown)).rstrip()
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 1] + "…"
+
+
+class LogRing:
+    """The end of an endless log, in memory: at most ``limit_bytes`` are kept."""
+
+    def __init__(self, limit_bytes: int = 256 * 1024) -> None:
+        self._limit = limit_bytes
+        self._data = bytearray()
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> None:
+        """Add what was written, and let go of the oldest."""
+        with self._lock:
+            self._data += data
+            del self._data[: -self._limit]
+
+    def lines(self, tail: int) -> list[str]:
+        """The last ``tail`` lines, tidied, oldest first."""
+        with self._lock:
+            data = bytes(self._data)
+        return tidy(data, tail)
