@@ -64,6 +64,11 @@ class Lease:
     # ------------------------------------------------------------ what it is
 
     @property
+    def model(self) -> models.Lease:
+        """Everything the daemon said of it last."""
+        return self._now
+
+    @property
     def id(self) -> str:
         """The lease's opaque id."""
         return self._now.id
