@@ -37,4 +37,3 @@ def default_config() -> Path:
     """The configuration of this user, else the system's."""
     own = places().folder / CONFIG_NAME
     return own if own.exists() else SYSTEM_FOLDER / CONFIG_NAME
-

@@ -1,0 +1,111 @@
+"""The commands of a host: ``cornerman init`` and ``cornerman serve``. What they need is loaded when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.option("--dir", "folder", type=_FOLDER, help="Put everything below this folder instead of the usual places.")
+@click.option(
+    "--public-host", default="127.0.0.1", show_default=True, help="Name or address that notebooks reach this host by."
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True, help="Port of the API.")
+@click.option(
+    "--runtime", type=click.Choice(["docker", "process"]), default="docker", show_default=True, help="How engines run."
+)
+@click.option("--image", help="Image of the engines.  [default: diambra/engine:latest]")
+@click.option("--pool", default="default", show_default=True, help="Name of the pool.")
+@click.option(
+    "--min-ready", type=click.IntRange(min=0), default=1, show_default=True, help="Engines kept ready in reserve."
+)
+@click.option(
+    "--max-engines",
+    "--envs",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="The most engines there may be.",
+)
+@click.option(
+    "--expose",
+    type=click.Choice(["local", "direct"]),
+    default="local",
+    show_default=True,
+    help="Engines listen on this host only, or directly to clients, without encryption.",
+)
+@click.option("--credentials", type=_FILE, help="File that 'diambra user login' wrote.")
+@click.option("--roms", type=_FILE, help="Folder of the ROM archives.")
+@click.option("--renew-certificate", is_flag=True, help="Only make a new certificate; connection strings stay valid.")
+def init(folder: Path | None, renew_certificate: bool, **chosen: Any) -> None:
+    """Set up this host, and print the connection string for a notebook.
+
+    The string alone goes to standard output: export CORNERMAN_URL="$(cornerman init)"
+    """
+    import datetime
+
+    from orchestrator import config, setup
+    from orchestrator.errors import CornermanError
+    from orchestrator.places import CONFIG_NAME, places
+
+    now = datetime.datetime.now(datetime.timezone.utc)
+    where = places(folder)
+    try:
+        if renew_certificate:
+            until = setup.renew_certificate(config.load(where.folder / CONFIG_NAME), now=now)
+            click.echo(f"The new certificate is good until {until:%Y-%m-%d}: restart the daemon to use it.", err=True)
+            return
+        made = setup.init(where, setup.Choices(**chosen), now=now)
+    except CornermanError as error:
+        raise click.ClickException(str(error)) from error
+    serve_command = "cornerman serve" if folder is None else f"cornerman serve --config {made.config}"
+    click.echo(
+        f"Configuration: {made.config}\n"
+        f"State: {made.state_dir}\n"
+        f"The administrator's connection string: {made.admin_url} (a secret)\n"
+        f"Start the daemon with: {serve_command}\n"
+        + (_LOCAL_ONLY if chosen["public_host"] in ("127.0.0.1", "localhost", "::1") else "")
+        + "A notebook's connection string, as secret as a password:",
+        err=True,
+    )
+    click.echo(made.url)
+
+
+_LOCAL_ONLY = "Only this machine itself can use it: with --public-host others can.\n"
+
+
+@click.command()
+@click.option(
+    "--config", "config_file", type=_FILE, envvar="CORNERMAN_CONFIG", help="The configuration file.  [default: init's]"
+)
+@click.option("--dir", "folder", type=_FOLDER, help="The folder given to init, instead of --config.")
+def serve(config_file: Path | None, folder: Path | None) -> None:
+    """Run the daemon until Ctrl-C or SIGTERM; games in Docker go on without it.
+
+    Exit codes: 0 stopped, 69 port taken, 70 fault of the daemon, 74 state folder unusable, 75 a daemon runs already,
+    78 configuration wrong.
+    """
+    import os
+    import sys
+    import threading
+
+    from orchestrator.daemon import serve as run
+    from orchestrator.places import CONFIG_NAME, default_config
+
+    if folder is not None:
+        config_file = folder / CONFIG_NAME
+    code = run((config_file or default_config()).absolute())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+        os._exit(code)  # a thread still waits for an engine host that does not answer; everything is settled
+    sys.exit(code)
+
+
+commands: list[click.Command] = [init, serve]

@@ -1,0 +1,282 @@
+"""The daemon: the one place that builds and wires everything.
+
+This process runs the pool; the API is a child process. They meet only in the store, so neither can take the other along.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from contextlib import ExitStack
+from enum import IntEnum
+from pathlib import Path
+
+import structlog
+
+from client_sdk._version import __version__
+from client_sdk.models import EngineState
+from orchestrator import config as configuration
+from orchestrator import logs, tls
+from orchestrator.api_process import ApiProcess, PortTaken, claim
+from orchestrator.config import Config
+from orchestrator.errors import ConfigError, CornermanError, RuntimeFault, Unavailable
+from orchestrator.interfaces import Runtime
+from orchestrator.leasing import Leasing
+from orchestrator.lock import AlreadyRunning, owning
+from orchestrator.notify import Notifier
+from orchestrator.policies import policies
+from orchestrator.pool import PoolService
+from orchestrator.probes import GrpcProbe
+from orchestrator.store import engines, meta, pools
+from orchestrator.store.database import Database
+from orchestrator.wakeups import Wakeups
+
+log = structlog.get_logger(__name__)
+
+STARTING_S, STEADY_S = 0.1, 5.0
+CERTIFICATE_EVERY_S = 86400.0
+POOL_STOP_S = 10.0
+API_TRIES = 3
+ANSWER_AT_START_S = 2.0
+
+
+class Exit(IntEnum):
+    """How ``cornerman serve`` ends, as sysexits.h has it."""
+
+    STOPPED = 0  # asked to, by a signal
+    PORT_TAKEN = 69
+    FAULT = 70  # a fault of ours: whoever supervises it starts it again
+    STATE = 74  # the state folder cannot be used
+    ALREADY_RUNNING = 75
+    CONFIG = 78  # starting again would change nothing
+
+
+class StateFault(CornermanError):
+    """The state folder cannot be used."""
+
+
+class Broken(CornermanError):
+    """The daemon cannot go on."""
+
+
+_EXITS: dict[type[CornermanError], Exit] = {
+    ConfigError: Exit.CONFIG,
+    PortTaken: Exit.PORT_TAKEN,
+    AlreadyRunning: Exit.ALREADY_RUNNING,
+    StateFault: Exit.STATE,
+    Unavailable: Exit.STATE,
+}
+
+
+def serve(config_file: Path) -> Exit:
+    """Run the daemon until a signal ends it; what keeps it from running is logged in one sentence and decides the exit code."""
+    logs.configure()
+    wakeups, notifier = Wakeups(), Notifier()
+    wakeups.catch_signals()
+    try:
+        config = configuration.load(config_file)
+        configuration.check_files(config)
+        logs.configure(config.log_level)
+        Daemon(config_file, config, wakeups=wakeups, notifier=notifier).run()
+    except CornermanError as error:
+        log.error(str(error))
+        notifier.status(str(error))
+        return next((code for kind, code in _EXITS.items() if isinstance(error, kind)), Exit.FAULT)
+    return Exit.STOPPED
+
+
+def _open(config: Config) -> Database:
+    try:
+        return Database.open(config.database)
+    except ConfigError as error:  # its file, not the configuration: another try may succeed
+        raise StateFault(str(error)) from error
+
+
+def build_runtimes(config: Config, instance: str) -> dict[str, Runtime]:
+    """The engine hosts that the configured pools need; a library is loaded only with the host that needs it."""
+    makers = {"docker": _docker, "process": _process, "fake": _fake}
+    needed = sorted({pool.runtime for pool in config.pools.values()})
+    return {name: makers[name](config, instance) for name in needed}
+
+
+def _docker(config: Config, instance: str) -> Runtime:
+    from orchestrator.runtimes.docker import DockerRuntime
+
+    return DockerRuntime(config.docker, instance)
+
+
+def _process(_config: Config, instance: str) -> Runtime:
+    from orchestrator.runtimes.process import ProcessRuntime
+
+    return ProcessRuntime(instance)
+
+
+def _fake(_config: Config, instance: str) -> Runtime:
+    from orchestrator.runtimes.fake import FakeRuntime
+
+    return FakeRuntime(instance)
+
+
+class Daemon:
+    """One life of the daemon, from taking the lock to letting go of it."""
+
+    def __init__(self, config_file: Path, config: Config, *, wakeups: Wakeups, notifier: Notifier) -> None:
+        self._config_file, self._config = config_file, config
+        self._wakeups, self._notifier = wakeups, notifier
+        self._stop_pool = threading.Event()
+        self._pool_fault: BaseException | None = None
+        self._first_tick = threading.Event()
+        self._checked_at = time.monotonic()
+
+    def run(self) -> None:
+        """Start everything, look after it until a signal comes, end it; raises what keeps it from running."""
+        config = self._config
+        with ExitStack() as undo:
+            undo.callback(self._notifier.stopping)
+            try:
+                undo.enter_context(owning(config.database))
+                database = _open(config)
+                undo.callback(database.close)
+                self._ensure_certificate()
+            except OSError as error:
+                raise StateFault(
+                    f"The state folder {config.state_dir} cannot be used ({error.strerror}): check its owner and free space."
+                ) from error
+            claim(config.server)
+            pool = self._build_pool(database)
+            self._start_pool(pool, undo)
+            api = ApiProcess(self._config_file, config.server, wake=self._wakeups.wake)
+            undo.callback(api.close)
+            self._bring_up(api)
+            self._look_after(api, database)
+            log.info("stopping")
+
+    # ------------------------------------------------------------ building
+
+    def _ensure_certificate(self) -> bool:
+        """Keep the certificate of our own CA good; True when a new one was made."""
+        server = self._config.server
+        self._checked_at = time.monotonic()
+        if not server.tls or server.certificate is not None:
+            return False
+        now = datetime.datetime.now(datetime.timezone.utc)
+        made = tls.ensure(self._config.state_dir, public_host=server.public_host, now=now)
+        if made:
+            until = tls.valid_until(tls.files(self._config.state_dir).certificate)
+            log.info("made a new certificate of the same CA", valid_until=until.isoformat())
+        return made
+
+    def _build_pool(self, database: Database) -> PoolService:
+        with database.write() as db:
+            instance = meta.instance(db)
+        runtimes = build_runtimes(self._config, instance)
+        for runtime in runtimes.values():
+            threading.Thread(target=_say_whether_it_answers, args=(runtime,), name="check", daemon=True).start()
+        by_pool = policies(self._config)
+        return PoolService(
+            database=database,
+            config=self._config,
+            policies=by_pool,
+            runtimes=runtimes,
+            probe=GrpcProbe(),
+            leasing=Leasing(database, by_pool, time.time),
+            instance=instance,
+        )
+
+    def _start_pool(self, pool: PoolService, undo: ExitStack) -> None:
+        thread = threading.Thread(target=self._run_pool, args=(pool,), name="pool", daemon=True)
+
+        def end() -> None:
+            self._stop_pool.set()
+            thread.join(POOL_STOP_S)
+            pool.close()
+
+        undo.callback(end)
+        thread.start()
+
+    def _run_pool(self, pool: PoolService) -> None:
+        try:
+            pool.prepare()
+            pool.run(self._stop_pool, self._beat)
+        except BaseException as error:  # the loop's edge: without it there is no daemon
+            self._pool_fault = error
+            log.exception("the pool's loop ended by itself")
+        finally:
+            self._wakeups.wake()
+
+    def _beat(self) -> None:
+        """A life sign of the pool's loop, and of nothing else."""
+        self._notifier.alive()
+        self._first_tick.set()
+
+    # ------------------------------------------------------------ looking after it
+
+    def _bring_up(self, api: ApiProcess) -> None:
+        while not self._done():
+            api.look_after()
+            if api.deaths >= API_TRIES:
+                raise Broken(f"The API ended {API_TRIES} times before it answered: the lines above say why.")
+            if self._first_tick.is_set() and api.answers(timeout_s=ANSWER_AT_START_S):
+                break
+            self._wakeups.sleep(STARTING_S)
+        else:
+            return
+        server = self._config.server
+        scheme = "https" if server.tls else "http"
+        log.info(f"Cornerman {__version__} listens on {scheme}://{_in_url(server.bind)}:{server.port}")
+        self._notifier.ready()
+
+    def _look_after(self, api: ApiProcess, database: Database) -> None:
+        while not self._done():
+            api.look_after()
+            if time.monotonic() - self._checked_at >= CERTIFICATE_EVERY_S and self._renewed():
+                api.restart()
+            self._tell_status(database)
+            self._wakeups.sleep(STEADY_S)
+
+    def _done(self) -> bool:
+        if isinstance(self._pool_fault, CornermanError):
+            raise self._pool_fault
+        if self._pool_fault is not None:
+            raise Broken(f"The pool's loop ended by itself ({self._pool_fault}): start the daemon again.")
+        return self._wakeups.stopping
+
+    def _renewed(self) -> bool:
+        try:
+            return self._ensure_certificate()
+        except (CornermanError, OSError) as error:
+            log.warning("the certificate cannot be renewed", fault=str(error))
+            return False
+
+    def _tell_status(self, database: Database) -> None:
+        try:
+            self._notifier.status(status_line(database, self._config))
+        except CornermanError as error:
+            self._notifier.status(str(error))
+
+
+def status_line(database: Database, config: Config) -> str:
+    """What ``systemctl status`` shows: each pool's engines, and what is wrong."""
+    by_pool = policies(config)
+    with database.read() as db:
+        live, fault = engines.live(db), meta.get(db, "host_fault")
+        parts = []
+        for pool in pools.all_of(db, by_pool):
+            states = [engine.state for engine in live if engine.pool == pool.name]
+            counts = [f"{states.count(state)} {state.value}" for state in EngineState if state in states]
+            trouble = f" (degraded: {pool.fault})" if pool.fault else ""
+            parts.append(f"{pool.name}: {', '.join(counts) or 'no engines'}{trouble}")
+    return "; ".join([*([fault] if fault else []), *parts])
+
+
+def _say_whether_it_answers(runtime: Runtime) -> None:
+    """One sentence at the start; the pool goes on trying by itself."""
+    try:
+        runtime.check()
+    except RuntimeFault as fault:
+        log.warning(str(fault), runtime=runtime.name)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

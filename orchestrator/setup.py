@@ -1,0 +1,211 @@
+"""What ``cornerman init`` does: configuration, CA and certificate, first tokens.
+
+The configuration is written last and never overwritten: as long as it is absent, init may be run again and goes on where it
+was interrupted, with the same CA.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import pwd
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module, resources
+from pathlib import Path
+from string import Template
+from typing import Literal
+
+from client_sdk.models import Scope
+from orchestrator import config as configuration
+from orchestrator import tls
+from orchestrator.auth import issue_token
+from orchestrator.config import Config
+from orchestrator.errors import ConfigError
+from orchestrator.files import write_atomically
+from orchestrator.places import ADMIN_URL_NAME, CONFIG_NAME, Places
+from orchestrator.store import meta
+from orchestrator.store.database import Database
+
+SERVICE_USER = "cornerman"
+PRACTICE_IMAGE = "practice"
+NOTE = "made by 'cornerman init'"
+_HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*\.?")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What whoever sets up a host may choose; everything else is in the configuration file."""
+
+    public_host: str = "127.0.0.1"
+    port: int = 8443
+    pool: str = "default"
+    runtime: Literal["docker", "process", "fake"] = "docker"
+    image: str | None = None  # None: DIAMBRA's engine, or the practice engine
+    min_ready: int = 1
+    max_engines: int = 16
+    expose: Literal["local", "direct"] = "local"
+    credentials: Path | None = None
+    roms: Path | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What init made; ``url`` is the connection string of lease scope, a secret."""
+
+    config: Path
+    state_dir: Path
+    admin_url: Path
+    url: str
+
+
+def init(places: Places, choices: Choices, *, now: datetime.datetime) -> Made:
+    """Set up a host; ConfigError, with nothing half written, when it is set up already or a choice cannot be."""
+    config_file = places.folder / CONFIG_NAME
+    if config_file.exists():
+        raise ConfigError(
+            f"{config_file} is there already, and nothing was changed: start it with 'cornerman serve', make another "
+            "connection string with 'cornerman token create', or name another folder with --dir."
+        )
+    text = render(places, choices)
+    config = configuration.build(_parse(text), where="What was chosen")
+    configuration.check_files(config)
+    with _saying_what_to_do(places):
+        _make_folders(places)
+        tls.ensure(config.state_dir, public_host=choices.public_host, now=now)
+        admin, lease = _first_tokens(config, now)
+        admin_file = places.folder / ADMIN_URL_NAME
+        write_atomically(admin_file, f"{admin}\n".encode())
+        _hand_over(config.state_dir)
+        try:
+            write_atomically(config_file, text.encode(), mode=0o640 if _service_user() else 0o600, replace=False)
+        except FileExistsError as error:
+            raise ConfigError(f"{config_file} was made by somebody else just now: use that one.") from error
+        if user := _service_user():
+            os.chown(config_file, -1, user.pw_gid)
+    return Made(config_file, config.state_dir, admin_file, lease)
+
+
+def renew_certificate(config: Config, *, now: datetime.datetime) -> datetime.datetime:
+    """A new certificate of the same CA, so that every connection string stays valid; returns until when it is good."""
+    if config.server.certificate is not None:
+        raise ConfigError(f"The certificate {config.server.certificate} is your own: renew it where it came from.")
+    where = tls.files(config.state_dir)
+    if not where.ca.exists():
+        raise ConfigError(f"There is no CA at {where.ca}: restore {where.ca.parent} from a backup, or set up anew.")
+    tls.ensure(config.state_dir, public_host=config.server.public_host, now=now, renew=True)
+    _hand_over(config.state_dir)
+    return tls.valid_until(where.certificate)
+
+
+def connection_string(config: Config, token: str) -> str:
+    """The string that a client needs, and that is as secret as the token in it."""
+    host = config.server.public_host
+    authority = f"[{host}]:{config.server.port}" if ":" in host else f"{host}:{config.server.port}"
+    if not config.server.tls:
+        return f"cornerman+http://{token}@{authority}"
+    if config.server.certificate is not None:
+        return f"cornerman://{token}@{authority}"
+    return f"cornerman://{token}@{authority}?ca=sha256:{tls.fingerprint(tls.files(config.state_dir).ca)}"
+
+
+def render(places: Places, choices: Choices) -> str:
+    """The text of the configuration file; ConfigError when a choice cannot be."""
+    if not _is_host(choices.public_host):
+        raise ConfigError(
+            f"{choices.public_host!r} is no name or address of a host: give --public-host the one by which notebooks reach it."
+        )
+    image = choices.image or (PRACTICE_IMAGE if choices.runtime == "process" else "diambra/engine:latest")
+    template = Template(resources.files("orchestrator").joinpath("template.toml").read_text("utf-8"))
+    return template.substitute(
+        state_dir=_quoted(str(places.state_dir)),
+        port=choices.port,
+        public_host=_quoted(choices.public_host),
+        pool=choices.pool,
+        runtime=choices.runtime,
+        image=_quoted(image),
+        expose=choices.expose,
+        min_ready=min(choices.min_ready, choices.max_engines),
+        max_engines=choices.max_engines,
+        credentials_path=_path_line("credentials_path", choices.credentials, "/home/me/.diambra/credentials"),
+        roms_path=_path_line("roms_path", choices.roms, "/home/me/roms"),
+    )
+
+
+def _path_line(name: str, path: Path | None, example: str) -> str:
+    return f'#{name} = "{example}"' if path is None else f"{name} = {_quoted(str(path.expanduser().absolute()))}"
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; what JSON escapes, TOML escapes alike."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _parse(text: str) -> dict[str, object]:
+    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    values: dict[str, object] = toml.loads(text)
+    return values
+
+
+def _is_host(text: str) -> bool:
+    with suppress(ValueError):
+        return not ipaddress.ip_address(text).is_unspecified
+    return _HOST.fullmatch(text) is not None and not re.fullmatch(r"[0-9.]+", text)
+
+
+def _make_folders(places: Places) -> None:
+    if not places.folder.exists():
+        places.folder.mkdir(parents=True)
+        places.folder.chmod(0o755 if places.shared else 0o700)
+    places.state_dir.mkdir(parents=True, exist_ok=True)
+    places.state_dir.chmod(0o700)
+
+
+def _first_tokens(config: Config, now: datetime.datetime) -> tuple[str, str]:
+    """The connection strings of an administrator and of a first holder of leases."""
+    database = Database.open(config.database)
+    try:
+        with database.write() as db:
+            meta.instance(db)
+            tokens = [
+                issue_token(db, principal=principal, scope=scope, note=NOTE, now=now.timestamp())
+                for principal, scope in (("admin", Scope.ADMIN), ("notebook", Scope.LEASE))
+            ]
+    finally:
+        database.close()
+    return connection_string(config, tokens[0]), connection_string(config, tokens[1])
+
+
+def _service_user() -> pwd.struct_passwd | None:
+    """Whom the daemon runs as under systemd, when root sets it up and that user exists."""
+    if os.geteuid() != 0:
+        return None
+    with suppress(KeyError):
+        return pwd.getpwnam(SERVICE_USER)
+    return None
+
+
+def _hand_over(state_dir: Path) -> None:
+    """What root made in the state folder belongs to the user the daemon runs as."""
+    user = _service_user()
+    if user is None:
+        return
+    for path in (state_dir, *state_dir.rglob("*")):
+        shutil.chown(path, user.pw_uid, user.pw_gid)
+
+
+@contextmanager
+def _saying_what_to_do(places: Places) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or places.folder} cannot be written ({error.strerror}): check owner and free space, or name "
+            "another folder with --dir; then run init again."
+        ) from error
