@@ -128,9 +128,8 @@ class Leasing:
         """The caller's leases, or everybody's for an admin, newest first; ``labels`` must all match."""
         holder = None if caller.is_admin else caller.principal
         with self._database.read() as db:
-            found = leases.listed(db, holder=holder, states=states, limit=limit)
-            wanted = (labels or {}).items()
-            return [self._view(db, lease) for lease in found if wanted <= lease.labels.items()]
+            found = leases.listed(db, holder=holder, states=states, labels=labels or {}, limit=limit)
+            return [self._view(db, lease) for lease in found]
 
     def renew(self, caller: Caller, lease_id: str) -> LeaseView:
         """One more TTL from now; LeaseEnded when it is too late. Renewal and expiry race for one row: exactly one wins."""
@@ -172,19 +171,14 @@ class Leasing:
             engine = next((engine for engine in engines.of_lease(db, lease_id) if engine.rank == rank), None)
             if generation == slot.generation and engine is not None:
                 self.lose(db, engine, f"its holder reported it as broken: {reason}", now, actor=caller.principal)
-                pool = pools.get(db, lease.pool, self._policies)
-                if engines.count_ready(db, pool.name) and self._next_hole(db, lease, rank):
-                    self.fill(db, lease_id, rank, now)
+                self.fill_if_next(db, lease_id, rank, now)
             return self._view(db, leases.get(db, lease_id))
 
-    def end_principal(self, caller: Caller, principal: str) -> None:
-        """End all leases of a principal who is being removed."""
-        now = self._now()
-        with self._database.write() as db:
-            for lease in leases.listed(
-                db, holder=principal, states=(LeaseState.PENDING, LeaseState.ACTIVE), limit=1_000_000
-            ):
-                self.end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, actor=caller.principal)
+    def end_all_of(self, db: sqlite3.Connection, principal: str, now: float, *, actor: str) -> None:
+        """End all leases of a principal who is being removed. In the caller's transaction."""
+        live = (LeaseState.PENDING, LeaseState.ACTIVE)
+        for lease in leases.listed(db, holder=principal, states=live, limit=1_000_000):
+            self.end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, actor=actor)
 
     # ------------------------------------------------------------ what the pool decides
 
@@ -246,6 +240,13 @@ class Leasing:
         self._tell(db, "lease.engine_replaced", text, lease, now, engine_id=spare[0].id, data={"rank": rank})
         return True
 
+    def fill_if_next(self, db: sqlite3.Connection, lease_id: str, rank: int, now: float) -> bool:
+        """As ``fill``, unless the ready engines are all needed by slots that have waited longer."""
+        pool = leases.get(db, lease_id).pool
+        if leases.count_empty_slots(db, pool) > engines.count_ready(db, pool):
+            return False
+        return self.fill(db, lease_id, rank, now)
+
     # ------------------------------------------------------------ inside
 
     def _own(self, db: sqlite3.Connection, caller: Caller, lease_id: str) -> Lease:
@@ -278,10 +279,6 @@ class Leasing:
         if pool.paused or leases.count_pending(db, pool.name):
             return False
         return engines.count_ready(db, pool.name) - leases.count_empty_slots(db, pool.name) >= envs
-
-    def _next_hole(self, db: sqlite3.Connection, lease: Lease, rank: int) -> bool:
-        """True when no other slot of the pool has waited longer than this one."""
-        return leases.count_empty_slots(db, lease.pool) <= engines.count_ready(db, lease.pool)
 
     def _exhausted(self, db: sqlite3.Connection, pool: Pool, envs: int) -> PoolExhausted:
         if pool.paused:

@@ -59,6 +59,12 @@ def count_ready(db: sqlite3.Connection, pool: str) -> int:
     return int(count)
 
 
+def counts(db: sqlite3.Connection, pool: str) -> dict[EngineState, int]:
+    """How many engines of a pool are in each state, those gone left out."""
+    found = db.execute("SELECT state, count(*) FROM engines WHERE pool = ? AND state <> 'gone' GROUP BY state", (pool,))
+    return {EngineState(row[0]): int(row[1]) for row in found}
+
+
 def happen(db: sqlite3.Connection, engine: Engine, event: Happening, now: float) -> Engine:
     """Let ``event`` happen to ``engine``, which must have been read in this transaction; returns it as it is then."""
     after = transition(engine, event, now)

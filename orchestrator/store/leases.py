@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.errors import NotFound
 from orchestrator.model import Lease, LeaseState, Slot
@@ -52,14 +52,24 @@ def live(db: sqlite3.Connection, pool: str | None = None) -> list[Lease]:
     return [lease for lease in map(rows.lease, found) if pool is None or lease.pool == pool]
 
 
-def listed(db: sqlite3.Connection, *, holder: str | None, states: Sequence[LeaseState], limit: int) -> list[Lease]:
-    """Leases of ``holder`` (None: everybody's) in one of ``states`` (none: all), newest first."""
+def listed(
+    db: sqlite3.Connection,
+    *,
+    holder: str | None,
+    states: Sequence[LeaseState],
+    limit: int,
+    labels: Mapping[str, str] | None = None,
+) -> list[Lease]:
+    """Leases of ``holder`` (None: everybody's), in one of ``states`` (none: all), with all of ``labels``; newest first."""
     query, values = "SELECT * FROM leases WHERE 1", list[object]()
     if holder is not None:
         query, values = query + " AND holder = ?", [*values, holder]
     if states:
         query += f" AND state IN ({', '.join('?' * len(states))})"
         values += [state.value for state in states]
+    for key, value in (labels or {}).items():
+        query += " AND EXISTS (SELECT 1 FROM json_each(labels_json) WHERE key = ? AND value = ?)"
+        values += [key, value]
     return [rows.lease(row) for row in db.execute(query + " ORDER BY seq DESC LIMIT ?", [*values, limit])]
 
 
@@ -74,6 +84,22 @@ def pending_before(db: sqlite3.Connection, pool: str, seq: int) -> int:
 def count_pending(db: sqlite3.Connection, pool: str) -> int:
     """How many leases wait for a pool."""
     (count,) = db.execute("SELECT count(*) FROM leases WHERE pool = ? AND state = 'pending'", (pool,)).fetchone()
+    return int(count)
+
+
+def counts(db: sqlite3.Connection, pool: str) -> dict[LeaseState, int]:
+    """How many leases of a pool are pending, and how many active."""
+    found = db.execute(
+        "SELECT state, count(*) FROM leases WHERE pool = ? AND state IN ('pending', 'active') GROUP BY state", (pool,)
+    )
+    return {LeaseState(row[0]): int(row[1]) for row in found}
+
+
+def count_queued_engines(db: sqlite3.Connection, pool: str) -> int:
+    """How many engines the pending leases of a pool ask for."""
+    (count,) = db.execute(
+        "SELECT coalesce(sum(envs_wanted), 0) FROM leases WHERE pool = ? AND state = 'pending'", (pool,)
+    ).fetchone()
     return int(count)
 
 
