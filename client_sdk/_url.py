@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pydantic import SecretStr
 
@@ -38,6 +38,12 @@ class Target:
     def base_url(self) -> str:
         """What the paths of the API are appended to."""
         return f"{'https' if self.tls else 'http'}://{self.authority}"
+
+    def with_token(self, token: str) -> str:
+        """The connection string that leads here with another token; a secret."""
+        scheme = "cornerman" if self.tls else "cornerman+http"
+        ca = f"?ca=sha256:{self.ca_sha256}" if self.ca_sha256 else ""
+        return f"{scheme}://{quote(token, safe='')}@{self.authority}{ca}"
 
     @property
     def is_loopback(self) -> bool:

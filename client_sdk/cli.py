@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from client_sdk import _tables
+from client_sdk import _admin_cli, _tables
 from client_sdk._client import Cornerman
 from client_sdk._errors import CornermanError
 from client_sdk._lease import Lease
@@ -28,7 +28,7 @@ from client_sdk._version import __version__
 from client_sdk.models import DEFAULT_TTL_S
 
 ENTRY_POINT_GROUP = "cornerman.commands"
-HOST_COMMANDS = ("init", "serve", "status", "pool", "token", "logs")
+HOST_COMMANDS = ("init", "serve")
 _OURS = ("client_sdk", "orchestrator", "practice_engine")
 _LABEL_FORM = "KEY=VALUE"
 
@@ -182,6 +182,10 @@ def release(lease_ids: tuple[str, ...]) -> None:
     for lease_id in lease_ids:
         host.release(lease_id)
         click.echo(f"Released {lease_id}.")
+
+
+for _command in _admin_cli.commands:
+    cli.add_command(_command)
 
 
 def _give_back(lease: Lease) -> None:

@@ -48,7 +48,8 @@ def files(state_dir: Path) -> Files:
 def ensure(state_dir: Path, *, public_host: str, now: datetime.datetime, renew: bool = False) -> bool:
     """Make the CA unless it is there, and a certificate unless there is a good one; True when one was made.
 
-    ``renew`` makes one in any case. ConfigError when the CA's files are broken: a new CA would make every connection string useless.
+    ``renew`` makes one in any case. ConfigError when the CA's files are broken: with a new CA every connection string
+    would be useless.
     """
     where = files(state_dir)
     where.ca.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,0 +1,49 @@
+"""The administrator's connection string that ``cornerman init`` left on this machine, for whoever may read it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from client_sdk._errors import WrongConnectionString
+from client_sdk._url import ENVIRONMENT_NAME, Target, from_environment, parse
+
+ADMIN_URL_NAME = "admin.url"
+SYSTEM_FOLDER = Path("/etc/cornerman")
+
+
+def target(url: str | None, folder: Path | None, *, admin: bool) -> Target:
+    """The host to talk to: ``url``, ``CORNERMAN_URL``, or the one set up on this machine (below ``folder``).
+
+    When ``CORNERMAN_URL`` names the host of this machine, an ``admin`` command takes the administrator's string all the same.
+    """
+    if url is not None:
+        return parse(url)
+    local = _local(folder)
+    if folder is not None:
+        if local is None:
+            raise WrongConnectionString(
+                f"{folder / ADMIN_URL_NAME} is not there or not yours to read; name the folder given to `cornerman init`."
+            )
+        return local
+    if not os.environ.get(ENVIRONMENT_NAME, "").strip():
+        return local if local is not None else from_environment(None)
+    named = from_environment(None)
+    return local if admin and local is not None and _same_host(local, named) else named
+
+
+def _local(folder: Path | None) -> Target | None:
+    for place in [folder] if folder is not None else [platformdirs.user_config_path("cornerman"), SYSTEM_FOLDER]:
+        try:
+            return parse((place / ADMIN_URL_NAME).read_text("utf-8"))
+        except OSError:
+            continue
+    return None
+
+
+def _same_host(one: Target, other: Target) -> bool:
+    if one.ca_sha256 is not None:
+        return one.ca_sha256 == other.ca_sha256 and one.port == other.port
+    return one.authority == other.authority
