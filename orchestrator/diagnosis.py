@@ -105,7 +105,7 @@ def explain(lines: Sequence[str], exit_code: int | None, oom: bool, killed_by_us
         # Docker does not always flag it; nobody else here sends SIGKILL.
         return f"exit code {OOM_EXIT} without our own kill: most likely {OUT_OF_MEMORY}"
     if exit_code is None:
-        return f"it does not answer{_quote(lines)}"
+        return _last_words(lines)
     what = _BY_EXIT.get(exit_code, "it ended by itself" if exit_code == 0 else "it failed")
     return f"{what}, exit code {exit_code}{_quote(lines)}"
 
@@ -133,6 +133,17 @@ def _read(lines: Sequence[str]) -> str | None:
     return None
 
 
+def _last_words(lines: Sequence[str]) -> str:
+    last = _last(lines)
+    if last is None:
+        return "it has written nothing to its log; without credentials_path it may be waiting for somebody to log in"
+    return f'the last line of its log is "{last}"'
+
+
 def _quote(lines: Sequence[str]) -> str:
-    last = next((line.strip() for line in reversed(lines) if line.strip()), None)
-    return f' (last log line: "{last[:200]}")' if last is not None else ""
+    last = _last(lines)
+    return f' (last log line: "{last}")' if last is not None else ""
+
+
+def _last(lines: Sequence[str]) -> str | None:
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), None)

@@ -112,4 +112,4 @@ class Probe(Protocol):
     """Asks one engine whether it answers."""
 
     def __call__(self, host: str, port: int, *, timeout_s: float) -> bool:
-        """True when a gRPC channel to it becomes ready within ``timeout_s``."""
+        """True when a gRPC channel to it gets ready within ``timeout_s``; False at once when nobody is there."""

@@ -32,6 +32,7 @@ from orchestrator.runtimes.loglines import tidy
 DEFAULT_URL = "unix:///var/run/docker.sock"
 QUIET_S = 300.0  # a stream that says nothing for so long is given up
 PULL_S = 3600.0
+NAME_S = 5.0  # how long a name may be taken by a container that cannot be seen
 
 T = TypeVar("T")
 
@@ -88,21 +89,20 @@ class DockerRuntime:
 
     def create(self, spec: EngineSpec) -> str:
         """Make the container; when its name is taken or the answer was lost, the one there is returned."""
-        try:
-            return self._create(spec)
-        except RuntimeFault as fault:
-            if fault.kind not in (FaultKind.TIMEOUT, FaultKind.OTHER):
-                raise
-            there = self._inspect(spec.name)
-            if there is None:
-                raise
-            labels = there["Config"].get("Labels") or {}
-            if labels.get(LABEL_ENGINE) != spec.engine_id or labels.get(LABEL_INSTANCE) != self._instance:
-                raise RuntimeFault(
-                    FaultKind.BAD_SPEC,
-                    f"A container that is not this engine's has its name: remove it with 'docker rm -f {spec.name}'.",
-                ) from fault
-            return str(there["Id"])
+        give_up_at = time.monotonic() + NAME_S
+        while True:
+            try:
+                return self._create(spec)
+            except RuntimeFault as fault:
+                name_taken = "already in use by container" in str(fault)
+                if not name_taken and fault.kind is not FaultKind.TIMEOUT:
+                    raise
+                there = self._inspect(spec.name)
+                if there is not None:
+                    return self._same(there, spec)
+                if not name_taken or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(0.1)  # a name is taken a little before its container can be seen, and freed a little after
 
     def start(self, handle: str) -> None:
         """Start it; starting a started one is success."""
@@ -153,7 +153,11 @@ class DockerRuntime:
 
     def events(self) -> Iterator[HostEvent]:
         """Follow this instance's events, from where the last following ended, until the stream ends or breaks."""
-        filters = {"type": "container", "label": f"{LABEL_INSTANCE}={self._instance}", "event": docker_view.EVENT_KINDS}
+        filters: dict[str, Any] = {
+            "type": "container",
+            "label": f"{LABEL_INSTANCE}={self._instance}",
+            "event": [*docker_view.EVENT_KINDS],
+        }
         since = self._events_since or int(time.time())
         stream: CancellableStream[Any] = self._call(
             "tell its events", lambda api: api.events(since=since, filters=filters, decode=True)
@@ -206,6 +210,15 @@ class DockerRuntime:
         with translated("make an engine", url=self.url):
             api = self._api()
             return str(api.create_container(**create_arguments(api, spec, network))["Id"])
+
+    def _same(self, there: dict[str, Any], spec: EngineSpec) -> str:
+        labels = there["Config"].get("Labels") or {}
+        if labels.get(LABEL_ENGINE) != spec.engine_id or labels.get(LABEL_INSTANCE) != self._instance:
+            raise RuntimeFault(
+                FaultKind.BAD_SPEC,
+                f"A container that is not this engine's has its name: remove it with 'docker rm -f {spec.name}'.",
+            )
+        return str(there["Id"])
 
     def _inspect(self, name_or_id: str) -> dict[str, Any] | None:
         try:

@@ -26,7 +26,7 @@ _BAD_SPEC = (
     "invalid mount",
     "network not found",
 )
-_NO_NETWORK = re.compile(r"network \S+ not found|no such network")
+_NO_NETWORK = re.compile(r"network \S+ not found|no such network(?! interface)")
 
 
 @contextmanager

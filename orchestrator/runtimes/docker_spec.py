@@ -101,7 +101,7 @@ def _tmpfs(spec: EngineSpec, options: DockerOptions) -> dict[str, str]:
 def _security(options: DockerOptions) -> list[str]:
     wanted = []
     if options.no_new_privileges:
-        wanted.append("no-new-privileges:true")
+        wanted.append("no-new-privileges")
     if options.seccomp == "unconfined":
         wanted.append("seccomp=unconfined")
     return wanted

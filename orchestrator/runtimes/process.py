@@ -49,6 +49,7 @@ class _Engine:
     folder: Path | None = None  # its own home and /tmp
     process: subprocess.Popen[bytes] | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+    claims_port: bool = False  # from before its start until its end
     removed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)  # one start or removal at a time
 
@@ -99,10 +100,14 @@ class ProcessRuntime:
                 return
             self._claim_port(engine)
             try:
+                _check_port(engine.spec.host, engine.spec.port)
                 self._launch(engine)
-            except OSError as error:
+            except BaseException as error:
+                engine.claims_port = False
                 self._drop_folder(engine)
-                raise _launch_fault(engine, error) from error
+                if isinstance(error, OSError):
+                    raise _launch_fault(engine, error) from error
+                raise
         self._tell(HostEvent(engine.spec.engine_id, "start"))
 
     def remove(self, handle: str) -> None:
@@ -195,22 +200,12 @@ class ProcessRuntime:
         return engine
 
     def _claim_port(self, engine: _Engine) -> None:
-        host, port = engine.spec.host, engine.spec.port
+        port = engine.spec.port
         with self._lock:
-            rivals = [other for other in self._engines.values() if other.alive and other.spec.port == port]
-        if rivals:
-            raise _port_taken(port)
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
-            # As a server would: past connections that linger do not matter, somebody listening does.
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                attempt.bind((host, port))
-            except OSError as error:
-                if error.errno not in _IN_USE:
-                    raise RuntimeFault(
-                        FaultKind.BAD_SPEC, f"No engine can listen on {host}:{port} ({error.strerror}): correct bind."
-                    ) from error
-                raise _port_taken(port) from error
+            others = [other for other in self._engines.values() if other is not engine and other.spec.port == port]
+            if any(other.claims_port for other in others):
+                raise _port_taken(port)  # it may not listen yet
+            engine.claims_port = True
 
     def _launch(self, engine: _Engine) -> None:
         folder = Path(tempfile.mkdtemp(prefix="cornerman-engine-"))
@@ -243,6 +238,7 @@ class ProcessRuntime:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
+        engine.claims_port = False
         engine.ended.set()
         self._tell(HostEvent(engine.spec.engine_id, "die", _exit_code(code)))
 
@@ -317,6 +313,21 @@ def _exit_code(code: int) -> int:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+        # As a server would: past connections that linger do not matter, somebody listening does.
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((host, port))
+        except OSError as error:
+            if error.errno in _IN_USE:
+                raise _port_taken(port) from error
+            raise RuntimeFault(
+                FaultKind.BAD_SPEC,
+                f"No engine can listen on {host}:{port} ({error.strerror}): correct the pool's bind.",
+            ) from error
 
 
 def _gone() -> RuntimeFault:
