@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import reprlib
 import time
 import uuid
 from collections.abc import Mapping
@@ -135,4 +136,4 @@ def _request(
     except ValidationError as fault:
         first = fault.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise WrongArgument(f"{place} cannot be {first['input']!r}: {first['msg']}.") from None
+        raise WrongArgument(f"{place} cannot be {reprlib.repr(first['input'])}: {first['msg']}.") from None

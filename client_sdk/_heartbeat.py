@@ -116,7 +116,7 @@ class Heartbeat:
         """Start another helper, trying until it works or is not needed any more; the new one renews at once."""
         while not self._over.wait(pause_s):
             try:
-                self._process = self._start(self._orders.model_copy(update={"renew_now": True}))
+                self._process = self._start(self._orders.model_copy(update={"due_at": time.monotonic()}))
             except (HeartbeatFault, RuntimeError) as fault:  # RuntimeError: the interpreter is about to end
                 self._warn(str(fault))
                 pause_s = max(1.0, self._orders.ttl_s / 12)

@@ -40,7 +40,7 @@ class Orders(BaseModel):
     tls: bool
     ca_sha256: str | None
     ca_pem: str | None
-    renew_now: bool = False
+    due_at: float  # when the first heartbeat is due, on the monotonic clock that all processes of a machine share
 
     @field_serializer("token", when_used="json")
     def _reveal(self, token: SecretStr) -> str:
@@ -118,10 +118,9 @@ def keep_alive(orders: Orders, api: Api, kernel: Kernel, outbox: Outbox) -> None
     renewing = Renewing(
         lambda timeout_s: api.renew(orders.lease_id, timeout_s=timeout_s), ttl_s=orders.ttl_s, now=time.monotonic
     )
+    renewing.due = min(renewing.due, orders.due_at)
     try:
         outbox.put(Report(event="started"))
-        if orders.renew_now:
-            renewing.due = time.monotonic()
         while not kernel.gone(within_s=renewing.due - time.monotonic()):
             outcome = renewing.beat()
             outbox.put(_report(outcome))

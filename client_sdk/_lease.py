@@ -30,7 +30,7 @@ from client_sdk._errors import (
 from client_sdk._heartbeat import Heartbeat
 from client_sdk._heartbeat_helper import Orders, Report
 from client_sdk._progress import warn
-from client_sdk._renewing import says_lost
+from client_sdk._renewing import RENEWALS_PER_TTL, says_lost
 from client_sdk.models import ENDED_LEASE_STATES, MAX_WAIT_S, EnvState, LeaseState
 
 EXIT_TIMEOUT_S = 5.0
@@ -290,6 +290,7 @@ def _start_heartbeat(lease: Lease, api: Api, first: models.Lease) -> Heartbeat:
         tls=target.tls,
         ca_sha256=target.ca_sha256,
         ca_pem=api.session.ca_pem,
+        due_at=time.monotonic() + first.ttl_s / RENEWALS_PER_TTL,
     )
     hear = weakref.WeakMethod(lease._hear)  # the thread must not keep a lease that nobody holds any more
 

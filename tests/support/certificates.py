@@ -33,10 +33,17 @@ def make(folder: Path, *, name: str) -> tuple[ssl.SSLContext, str, str]:
         )
 
     usage = dict.fromkeys(
-        (
-            "digital_signature content_commitment key_encipherment data_encipherment key_agreement "
-            "key_cert_sign crl_sign encipher_only decipher_only"
-        ).split(),
+        [
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "key_cert_sign",
+            "crl_sign",
+            "encipher_only",
+            "decipher_only",
+        ],
         False,
     )
     ca = (

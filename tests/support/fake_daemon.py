@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from client_sdk import models
 from client_sdk.models import ENDED_LEASE_STATES, EnvState, LeaseState
 
-TOKEN = "fake-token-3f9a"  # noqa: S105
+TOKEN = "fake-token-3f9a"
 
 
 @dataclass
@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    do_POST = do_DELETE = do_GET  # noqa: N815
+    do_POST = do_DELETE = do_GET
 
     def _serve(self) -> None:
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
