@@ -38,6 +38,8 @@ PRACTICE_IMAGE = "practice"
 NOTE = "made by 'cornerman init'"
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*\.?")
 
+_POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -70,8 +72,8 @@ def init(places: Places, choices: Choices, *, now: datetime.datetime) -> Made:
     config_file = places.folder / CONFIG_NAME
     if config_file.exists():
         raise ConfigError(
-            f"{config_file} is there already, and nothing was changed: start it with 'cornerman serve', make another "
-            "connection string with 'cornerman token create', or name another folder with --dir."
+            f"{config_file} is there already, and nothing was changed: start it with 'cornerman serve --config "
+            f"{config_file}', make another connection string with 'cornerman token create', or name another folder with --dir."
         )
     text = render(places, choices)
     config = configuration.build(_parse(text), where="What was chosen")
@@ -120,6 +122,10 @@ def render(places: Places, choices: Choices) -> str:
     if not _is_host(choices.public_host):
         raise ConfigError(
             f"{choices.public_host!r} is no name or address of a host: give --public-host the one by which notebooks reach it."
+        )
+    if not _POOL.fullmatch(choices.pool):
+        raise ConfigError(
+            f"{choices.pool!r} is no name of a pool: give --pool small letters, digits and hyphens, at most 32."
         )
     image = choices.image or (PRACTICE_IMAGE if choices.runtime == "process" else "diambra/engine:latest")
     template = Template(resources.files("orchestrator").joinpath("template.toml").read_text("utf-8"))
