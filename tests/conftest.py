@@ -8,8 +8,9 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,9 +21,11 @@ from tests.support.waiting import wait_until as _wait_until
 if TYPE_CHECKING:
     import docker
 
+    from tests.support.daemon import Daemon
     from tests.support.docker_engine import PrivateEngine
 
 ROOT = Path(__file__).resolve().parent.parent
+SDK_TESTS = ROOT / "tests" / "unit" / "client_sdk"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,8 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test that uses Docker the marker ``docker``."""
+    """Mark the tests that use Docker, and those of the SDK."""
     for item in items:
+        if item.path.is_relative_to(SDK_TESTS):
+            item.add_marker("sdk")
         if {"docker_host", "private_engine"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("docker")
 
@@ -89,6 +94,24 @@ def state_dir() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="cm-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def new_daemon(request: pytest.FixtureRequest) -> Iterator[Callable[..., Daemon]]:
+    """``new_daemon()`` gives one more installation in a folder of its own; all are stopped and removed after the test."""
+    from tests.support.daemon import Daemon
+
+    host = request.getfixturevalue("docker_host") if "docker_host" in request.fixturenames else None
+    with ExitStack() as undo:
+
+        def make(**options: Any) -> Daemon:
+            folder = Path(tempfile.mkdtemp(prefix="cm-"))
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            daemon = Daemon(folder, **options)
+            undo.callback(daemon.close, docker_host=host)
+            return daemon
+
+        yield make
 
 
 @pytest.fixture(scope="session")
