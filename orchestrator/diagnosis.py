@@ -12,7 +12,11 @@ ASKS_FOR_CREDENTIALS = "engine asks for DIAMBRA credentials: log in with 'diambr
 OUT_OF_MEMORY = "out of memory: raise memory_mb of the pool, or run fewer engines on this host"
 OOM_EXIT = 128 + signal.SIGKILL  # what a process killed by the kernel (or by anybody's SIGKILL) leaves
 
-_PROMPT = re.compile(r"\b(user ?name|e-?mail|password)\b[^:]{0,60}:\s*(\S{0,3})$|\bretry\s*:?\s*\d+\s*/\s*\d+", re.I)
+_PROMPT = re.compile(
+    r"\b(user ?name|e-?mail|password)\b[^:]{0,60}:\s*(\S{0,3})$"
+    r"|^(?!.*(connect|download|server|network)).*\bretry\s*:?\s*\d+\s*/\s*\d+",
+    re.I,
+)
 _GRANTED = re.compile(r"authorization granted|server listening", re.I)
 _DENIED = re.compile(r"(authori[sz]ation|authentication|login)\W+(\w+\W+){0,3}(failed|denied|refused|rejected)", re.I)
 
