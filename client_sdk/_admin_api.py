@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from urllib.parse import quote
 
 from client_sdk import models
@@ -29,7 +28,7 @@ class AdminApi:
 
     def create_token(self, request: models.TokenRequest) -> models.NewToken:
         """A new token; its value is in this answer and nowhere else."""
-        return self.session.call("POST", "/v1/tokens", answer=models.NewToken, body=request, key=uuid.uuid4().hex)
+        return self.session.call("POST", "/v1/tokens", answer=models.NewToken, body=request)
 
     def revoke_token(self, token_id: str) -> None:
         """End a token; leases of its principal go on."""
@@ -46,8 +45,8 @@ class AdminApi:
 
     def retire(self, engine_id: str, *, at_once: bool) -> models.Engine:
         """Let an engine go: with its lease, or at once with a fresh one in its place."""
-        path = f"/v1/engines/{_part(engine_id)}/retire{'?now=true' if at_once else ''}"
-        return self.session.call("POST", path, answer=models.Engine, patient=False)
+        params = {"now": "true"} if at_once else None
+        return self.session.call("POST", f"/v1/engines/{_part(engine_id)}/retire", answer=models.Engine, params=params)
 
     def events(self, after: int) -> models.EventList:
         """What happened after that number."""
