@@ -46,6 +46,12 @@ def get(db: sqlite3.Connection, lease_id: str) -> Lease:
     return rows.lease(row)
 
 
+def version(db: sqlite3.Connection, lease_id: str) -> int:
+    """The version of a lease alone, for those who look often; NotFound when there is none."""
+    row = db.execute("SELECT version FROM leases WHERE id = ?", (lease_id,)).fetchone()
+    return int(row[0]) if row is not None else get(db, lease_id).version
+
+
 def live(db: sqlite3.Connection, pool: str | None = None) -> list[Lease]:
     """Pending and active leases in order of arrival."""
     found = db.execute("SELECT * FROM leases WHERE state IN ('pending', 'active') ORDER BY seq")
@@ -184,14 +190,20 @@ def count_empty_slots(db: sqlite3.Connection, pool: str) -> int:
     return int(count)
 
 
-def empty_slot(db: sqlite3.Connection, lease_id: str, rank: int, *, now: float) -> None:
-    """Its engine is lost."""
+def slot(db: sqlite3.Connection, lease_id: str, rank: int) -> Slot | None:
+    """One slot of an active lease, or None."""
     row = db.execute("SELECT * FROM slots WHERE lease_id = ? AND rank = ?", (lease_id, rank)).fetchone()
-    if row is not None:
-        lost = [*rows.slot(row).lost, now][-20:]
+    return None if row is None else rows.slot(row)
+
+
+def empty_slot(db: sqlite3.Connection, lease_id: str, rank: int, *, because: str, now: float) -> None:
+    """Its engine is lost."""
+    before = slot(db, lease_id, rank)
+    if before is not None:
+        lost = [*before.lost, now][-20:]
         db.execute(
-            "UPDATE slots SET empty_since = ?, lost_json = ? WHERE lease_id = ? AND rank = ?",
-            (now, json.dumps(lost), lease_id, rank),
+            "UPDATE slots SET empty_since = ?, lost_json = ?, lost_because = ? WHERE lease_id = ? AND rank = ?",
+            (now, json.dumps(lost), because, lease_id, rank),
         )
 
 

@@ -1,0 +1,53 @@
+"""Which calls may hold how many of the server's threads, so that no kind of call keeps the others out."""
+
+from __future__ import annotations
+
+import threading
+
+from orchestrator.errors import Unavailable
+
+RESERVE = 4
+PATIENCE_S = 0.25
+
+
+class Lanes:
+    """Threads belong to long polls and event streams (``streams`` of them), to ordinary calls, and the rest to vital ones.
+
+    Vital are calls that keep a lease alive or give it back: nothing may hold them up. An ordinary call waits a moment
+    for its turn, a stream not at all.
+    """
+
+    def __init__(self, threads: int, streams: int) -> None:
+        reserve = min(RESERVE, max(1, (threads - streams) // 2))
+        self.ordinary = threading.BoundedSemaphore(max(1, threads - streams - reserve))
+        self.streams = threading.BoundedSemaphore(streams)
+
+    def enter(self, *, vital: bool) -> Place:
+        """A place for a call that begins; Unavailable when there is none."""
+        if vital:
+            return Place(self, None)
+        if not self.ordinary.acquire(timeout=PATIENCE_S):
+            raise Unavailable("More calls are under way than can be served: try again in a moment.", retry_after_s=1)
+        return Place(self, self.ordinary)
+
+
+class Place:
+    """What a call holds until it leaves."""
+
+    def __init__(self, lanes: Lanes, held: threading.BoundedSemaphore | None) -> None:
+        self._lanes, self._held = lanes, held
+
+    def become_stream(self) -> None:
+        """Go on as a long poll or event stream; Unavailable when too many are open."""
+        if not self._lanes.streams.acquire(blocking=False):
+            raise Unavailable(
+                "Too many long polls and event streams are open: try again in a few seconds.", retry_after_s=3
+            )
+        self.leave()
+        self._held = self._lanes.streams
+
+    def leave(self) -> None:
+        """Make room; again changes nothing."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()

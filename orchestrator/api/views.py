@@ -1,0 +1,132 @@
+"""From what the store knows to what goes over the wire."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime, timezone
+from typing import Any
+
+from client_sdk import models
+from orchestrator import planning
+from orchestrator.leasing import LeaseView
+from orchestrator.model import Engine, EngineState, LeaseState, Pool
+from orchestrator.store import engines, events, leases, principals
+
+_LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
+
+
+def lease(view: LeaseView) -> models.Lease:
+    """A lease."""
+    inner = view.lease
+    return models.Lease(
+        id=inner.id,
+        state=inner.state,
+        pool=inner.pool,
+        holder=inner.holder,
+        labels=inner.labels,
+        note=inner.note,
+        envs_wanted=inner.envs_wanted,
+        created_at=at(inner.created_at),
+        expires_at=None if inner.ended else at(inner.expires_at),
+        ttl_s=inner.ttl_s,
+        queue_position=view.queue_position,
+        ended_because=inner.ended_because,
+        version=inner.version,
+        envs=[
+            models.Env(
+                rank=env.rank,
+                engine_id=env.engine_id,
+                generation=env.generation,
+                state=env.state,
+                address=env.address,
+            )
+            for env in view.envs
+        ],
+    )
+
+
+def engine(inner: Engine, stats: dict[str, Any] | None) -> models.Engine:
+    """An engine; ``stats`` is what the pool process said of its usage."""
+    stats = stats or {}
+    return models.Engine(
+        id=inner.id,
+        pool=inner.pool,
+        state=inner.state,
+        since=at(inner.state_since),
+        reason=inner.reason,
+        lease_id=inner.lease_id,
+        rank=inner.rank,
+        host=inner.host,
+        port=inner.port,
+        container=inner.handle,
+        image=inner.image,
+        uses=inner.uses,
+        created_at=at(inner.created_at),
+        cpu_percent=stats.get("cpu_percent"),
+        memory_bytes=stats.get("memory_bytes"),
+    )
+
+
+def pool(db: sqlite3.Connection, inner: Pool) -> models.Pool:
+    """A pool with what is in it."""
+    counts, held = engines.counts(db, inner.name), leases.counts(db, inner.name)
+    queued = 0 if inner.paused else leases.count_queued_engines(db, inner.name)
+    demand = queued + leases.count_empty_slots(db, inner.name)
+    return models.Pool(
+        name=inner.name,
+        runtime=inner.policy.runtime,
+        image=inner.image,
+        allowed_images=list(inner.policy.allowed_images),
+        expose=inner.policy.expose,
+        min_ready=inner.min_ready,
+        max_engines=inner.max_engines,
+        paused=inner.paused,
+        degraded=inner.fault is not None,
+        fault=inner.fault,
+        fault_at=None if inner.fault_at is None else at(inner.fault_at),
+        counts={state: counts.get(state, 0) for state in _LIVE_STATES},
+        wanted=planning.wanted(inner, leased=counts.get(EngineState.LEASED, 0), demand=demand),
+        pending_leases=held.get(LeaseState.PENDING, 0),
+        active_leases=held.get(LeaseState.ACTIVE, 0),
+    )
+
+
+def event(inner: events.Event) -> models.Event:
+    """One line of the event log."""
+    return models.Event(
+        seq=inner.seq,
+        at=at(inner.at),
+        kind=inner.kind,
+        text=inner.text,
+        pool=inner.pool,
+        engine_id=inner.engine_id,
+        lease_id=inner.lease_id,
+        actor=inner.actor,
+        data=inner.data,
+    )
+
+
+def token(inner: principals.Token) -> models.Token:
+    """A token without its value."""
+    return models.Token(**_token(inner))
+
+
+def new_token(inner: principals.Token, value: str) -> models.NewToken:
+    """A token with its value, for this once."""
+    return models.NewToken(**_token(inner), token=value)
+
+
+def _token(inner: principals.Token) -> dict[str, Any]:
+    return {
+        "id": inner.id,
+        "principal": inner.principal,
+        "scope": inner.scope,
+        "note": inner.note,
+        "created_at": at(inner.created_at),
+        "last_used_at": None if inner.last_used_at is None else at(inner.last_used_at),
+    }
+
+
+def at(seconds: float) -> datetime:
+    """Seconds since the epoch as a time in UTC."""
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)
