@@ -88,12 +88,14 @@ def test_unreachable_host_is_never_given_up() -> None:
     """A host that was away for a day may still know the lease: only its own word ends it."""
     host = ScriptedHost()
     host.fault = ConnectionFault("away")
+    silences = []
     for _ in range(20_000):
         host.clock = host.renewing.due
         outcome = host.renewing.beat()
         assert isinstance(outcome, Failing)
-    assert outcome.overdue
-    assert outcome.silent_s > 86_400
+        assert outcome.overdue is (outcome.silent_s >= TTL_S)
+        silences.append(outcome.silent_s)
+    assert silences[-1] > 86_400
     host.fault = None
     assert isinstance(host.renewing.beat(), Renewed)
 
