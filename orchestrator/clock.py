@@ -16,11 +16,15 @@ class ClockWatch:
         self._now, self._monotonic, self._tolerance_s = now, monotonic, tolerance_s
         self._offset = now() - monotonic()
 
-    def step(self) -> float | None:
-        """By how many seconds the wall clock was stepped since the last call, or None if it just ran."""
-        offset = self._now() - self._monotonic()
+    def read(self) -> tuple[float, float | None]:
+        """The time now, and by how many seconds the wall clock was stepped since the last call, None if it just ran.
+
+        What is decided by this very reading cannot fall for a step that comes a moment later.
+        """
+        now = self._now()
+        offset = now - self._monotonic()
         step = offset - self._offset
         if abs(step) <= self._tolerance_s:
-            return None
+            return now, None
         self._offset = offset
-        return step
+        return now, step

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
@@ -21,6 +23,9 @@ log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_S = 60.0
 HOST_RETRY_S = 2.0
+IMAGE_RETRY_S = 1.0
+REMOVE_RETRY_S, MAX_REMOVE_RETRY_S = 5.0, 300.0
+PROBES_AT_ONCE = 8
 PORT_TRIES = 8
 _LOOK_EVERY_S = 0.5
 _PAUSE_S = 0.05
@@ -42,10 +47,19 @@ class EngineWork:
         instance: str,
         now: Now = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
+        is_free: Callable[[str, int], bool] = ports.can_bind,
     ) -> None:
         self._database, self._config, self._policies, self._runtimes = database, config, policies, runtimes
         self._probe, self._leasing, self._instance = probe, leasing, instance
-        self._now, self._monotonic = now, monotonic
+        self._now, self._monotonic, self._is_free = now, monotonic, is_free
+        self._stopping = threading.Event()
+        self._pause = pause or self._stopping.wait
+        self._stuck: dict[str, int] = {}  # engine id -> how many removals in a row have failed
+
+    def stop(self) -> None:
+        """Wait for no engine any more: the next life goes on where this one stops."""
+        self._stopping.set()
 
     # ------------------------------------------------------------ images
 
@@ -57,13 +71,20 @@ class EngineWork:
         try:
             pinned = runtime.resolve_image(pool.image)
         except RuntimeFault as fault:
+            if fault.kind is FaultKind.UNREACHABLE:  # it is not the image's fault, and the host's is told elsewhere
+                return HOST_RETRY_S
             self.blame(pool_name, str(fault))
-            return HOST_RETRY_S if fault.kind is FaultKind.UNREACHABLE else None
+            return None
         now = self._now()
         with self._database.write() as db:
             if pools.pin(db, pool_name, image=pool.image, pinned=pinned):
                 events.record(db, "pool.image", f"{pool.image} is {pinned}", now=now, pool=pool_name)
+                self._note_well(db, pool_name, now)
         return None
+
+    def _note_well(self, db: sqlite3.Connection, pool_name: str, now: float) -> None:
+        if pools.note_success(db, pool_name):
+            events.record(db, "pool.recovered", f"pool {pool_name} is well again", now=now, pool=pool_name)
 
     # ------------------------------------------------------------ starting
 
@@ -112,7 +133,13 @@ class EngineWork:
         with self._database.write() as db:
             engines.quarantine_port(db, engine.port, now + ports.QUARANTINE_S)
             port = ports.choose(
-                db, first=self._config.first_port, last=self._config.last_port, host=engine.host, taken=taken, now=now
+                db,
+                first=self._config.first_port,
+                last=self._config.last_port,
+                host=engine.host,
+                taken=taken,
+                now=now,
+                is_free=self._is_free,
             )
             engines.move_port(db, engine.id, port, now)
             text = f"port {engine.port} is held by something Cornerman did not start; {engine.id} takes {port}"
@@ -132,7 +159,9 @@ class EngineWork:
             if self._monotonic() >= look_at:
                 self._look(engine, runtime)
                 look_at = self._monotonic() + _LOOK_EVERY_S
-            time.sleep(_PAUSE_S)
+            self._pause(_PAUSE_S)
+            if self._stopping.is_set():
+                raise _GivenUpError
         reason = diagnosis.explain(runtime.logs(engine.handle or "", 20), None, oom=False, killed_by_us=False)
         raise RuntimeFault(
             FaultKind.OTHER, f"It did not answer within {policy.start_timeout_s:g} s of its start: {reason}"
@@ -171,8 +200,7 @@ class EngineWork:
                 data={"seconds": round(took_s, 3)},
             )
             events.add(db, "engine_start_seconds", took_s, pool=engine.pool)
-            if pools.note_success(db, engine.pool):
-                events.record(db, "pool.recovered", f"pool {engine.pool} is well again", now=now, pool=engine.pool)
+            self._note_well(db, engine.pool, now)
 
     def _launch_failed(self, engine_id: str, runtime: Runtime, fault: RuntimeFault) -> float | None:
         if isinstance(fault, _GivenUpError):
@@ -183,50 +211,71 @@ class EngineWork:
         engine = self._read(engine_id)
         if engine is None or engine.state is not EngineState.STARTING:
             return None
-        if fault.kind is FaultKind.IMAGE_MISSING:
-            self._unpin(engine)
+        if fault.kind is FaultKind.IMAGE_MISSING and self._fetch_again(engine, runtime):
+            return IMAGE_RETRY_S
         self.give_up_start(engine_id, str(fault))
+        self._pin_again(engine.pool, runtime)
         return None
 
-    def _unpin(self, engine: Engine) -> None:
-        """The pinned image was removed from the host: get the same one again if that can be, else whatever the name means now."""
-        runtime = self._runtimes[self._policies[engine.pool].runtime]
+    def _fetch_again(self, engine: Engine, runtime: Runtime) -> bool:
+        """The pinned image was removed from the host: True when the very same one could be had again."""
         try:
-            runtime.resolve_image(engine.image)
+            return runtime.resolve_image(engine.image) == engine.image
         except RuntimeFault:
+            return False
+
+    def _pin_again(self, pool_name: str, runtime: Runtime) -> None:
+        """After a failed start: if the pool's image is another one by now, the next start takes that one."""
+        with self._database.read() as db:
+            pool = pools.get(db, pool_name, self._policies)
+        try:
+            pinned: str | None = runtime.resolve_image(pool.image, pull=False)
+        except RuntimeFault as fault:
+            if fault.kind is not FaultKind.IMAGE_MISSING:
+                return
+            pinned = None  # the pool gets it, or says why it cannot be had
+        if pinned != pool.pinned:
+            now = self._now()
             with self._database.write() as db:
-                pool = pools.get(db, engine.pool, self._policies)
-                if pool.pinned == engine.image:
-                    pools.pin(db, pool.name, image=pool.image, pinned=None)
+                if pools.pin(db, pool_name, image=pool.image, pinned=pinned) and pinned is not None:
+                    events.record(db, "pool.image", f"{pool.image} is {pinned}", now=now, pool=pool_name)
 
     def blame(self, pool_name: str, fault: str) -> None:
-        """A pool cannot start engines: back off, longer each time, and say why."""
+        """A pool cannot start engines: back off, longer each time, and say why. What fails together counts once."""
         now = self._now()
         with self._database.write() as db:
-            streak = pools.get(db, pool_name, self._policies).fail_streak
-            retry_at = now + min(MAX_BACKOFF_S, 2.0 ** min(streak, 10))
-            if pools.note_fault(db, pool_name, fault=fault, retry_at=retry_at, now=now):
+            pool = pools.get(db, pool_name, self._policies)
+            backs_off = now < pool.retry_at
+            retry_at = pool.retry_at if backs_off else now + min(MAX_BACKOFF_S, 2.0 ** min(pool.fail_streak, 10))
+            if pools.note_fault(db, pool_name, fault=fault, retry_at=retry_at, again=not backs_off, now=now):
                 events.record(
                     db, "pool.degraded", f"pool {pool_name} cannot start engines: {fault}", now=now, pool=pool_name
                 )
 
     # ------------------------------------------------------------ watching
 
-    def probe(self, engine_id: str) -> float | None:
-        """Ask a ready engine whether it answers; several failures over time make it a broken one."""
-        engine = self._read(engine_id)
-        if engine is None or engine.state is not EngineState.READY:
+    def probe(self, pool_name: str, engine_ids: Sequence[str]) -> float | None:
+        """Ask ready engines whether they answer; several failures over time make one a broken one."""
+        policy = self._policies[pool_name]
+        with self._database.read() as db:
+            asked = [engine for engine in engines.ready(db, pool_name, -1) if engine.id in set(engine_ids)]
+        if not asked:
             return None
-        policy = self._policies[engine.pool]
-        passed = self._probe(_reach(engine.host), engine.port, timeout_s=policy.probe_timeout_s)
+
+        def answers(engine: Engine) -> bool:
+            return self._probe(_reach(engine.host), engine.port, timeout_s=policy.probe_timeout_s)
+
+        with ThreadPoolExecutor(min(PROBES_AT_ONCE, len(asked)), thread_name_prefix="probe") as threads:
+            answered = dict(zip([engine.id for engine in asked], threads.map(answers, asked), strict=True))
         now = self._now()
+        failed = [engine_id for engine_id, passed in answered.items() if not passed]
         with self._database.write() as db:
-            failures = engines.note_probe(db, engine_id, passed=passed, now=now)
-            engine = engines.get(db, engine_id)
-            if (
-                failures >= policy.probe_failures and engine.state is EngineState.READY
-            ):  # never one that was leased meanwhile
-                self._lose(db, engine, f"it did not answer {failures} probes in a row", now)
+            engines.note_probes(db, [one for one in answered if answered[one]], failed, now=now)
+            for engine_id in failed:
+                engine = engines.get(db, engine_id)
+                # never one that was leased meanwhile
+                if engine.state is EngineState.READY and engine.probe_failures >= policy.probe_failures:
+                    self._lose(db, engine, f"it did not answer {engine.probe_failures} probes in a row", now)
         return None
 
     def bury(self, engine_id: str, reason: str) -> float | None:
@@ -283,8 +332,8 @@ class EngineWork:
             if handle is not None:
                 runtime.remove(handle)
         except RuntimeFault as fault:
-            self._note_stuck(engine, fault)
-            return HOST_RETRY_S if fault.kind is FaultKind.UNREACHABLE else 10.0
+            return self._not_removed(engine, fault)
+        self._stuck.pop(engine_id, None)
         now = self._now()
         with self._database.write() as db:
             engine = engines.get(db, engine_id)
@@ -299,11 +348,18 @@ class EngineWork:
             )
         return None
 
-    def _note_stuck(self, engine: Engine, fault: RuntimeFault) -> None:
-        now = self._now()
-        with self._database.write() as db:
-            text = f"{engine.id} cannot be removed, it is tried again: {fault}"
-            events.record(db, "engine.stuck", text, now=now, pool=engine.pool, engine_id=engine.id)
+    def _not_removed(self, engine: Engine, fault: RuntimeFault) -> float:
+        """For how long to leave it: longer each time, so that wedged ones do not take up all threads that remove."""
+        if fault.kind is FaultKind.UNREACHABLE:
+            return HOST_RETRY_S
+        tries = self._stuck.get(engine.id, 0)
+        self._stuck[engine.id] = tries + 1
+        if tries == 0:
+            now = self._now()
+            with self._database.write() as db:
+                text = f"{engine.id} cannot be removed, it is tried again: {fault}"
+                events.record(db, "engine.stuck", text, now=now, pool=engine.pool, engine_id=engine.id)
+        return min(MAX_REMOVE_RETRY_S, REMOVE_RETRY_S * 2.0 ** min(tries, 10))
 
     # ------------------------------------------------------------ inside
 
@@ -315,7 +371,7 @@ class EngineWork:
                 return None
 
     def _runtime(self, engine: Engine) -> Runtime:
-        return self._runtimes[self._policies[engine.pool].runtime]
+        return self._runtimes[engine.runtime]
 
     def _spec(self, engine: Engine) -> EngineSpec:
         pool = self._config.pools[engine.pool]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
@@ -19,10 +19,15 @@ class Jobs:
     """Runs work by key. Starting and removing have threads of their own, so that neither can starve the other."""
 
     def __init__(
-        self, *, workers: int, removers: int, done: Callable[[], None], monotonic: Callable[[], float] = time.monotonic
+        self,
+        *,
+        workers: int,
+        removers: int,
+        done: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        executor: Callable[[int, str], Executor] = ThreadPoolExecutor,
     ) -> None:
-        self._starters = ThreadPoolExecutor(workers, thread_name_prefix="engine")
-        self._removers = ThreadPoolExecutor(removers, thread_name_prefix="remove")
+        self._starters, self._removers = executor(workers, "engine"), executor(removers, "remove")
         self._done, self._monotonic = done, monotonic
         self._busy: dict[str, str] = {}
         self._resting: dict[str, float] = {}

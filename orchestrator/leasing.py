@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from client_sdk.models import EnvState
+from orchestrator import planning
 from orchestrator.errors import Conflict, Forbidden, LeaseEnded, NotFound, PoolExhausted, QuotaExceeded, Unprocessable
 from orchestrator.interfaces import Now
 from orchestrator.model import (
@@ -161,7 +162,7 @@ class Leasing:
                 )
             if lease.state is LeaseState.PENDING:
                 raise Conflict(f"Lease {lease_id} has no engines yet: wait until it is active.")
-            slot = next((slot for slot in leases.slots(db, lease_id) if slot.rank == rank), None)
+            slot = leases.slot(db, lease_id, rank)
             if slot is None:
                 raise NotFound(f"Lease {lease_id} has no rank {rank}: its ranks are 0 to {lease.envs_wanted - 1}.")
             if generation > slot.generation:
@@ -220,7 +221,7 @@ class Leasing:
         engines.happen(db, engine, Died(reason), now)
         if engine.lease_id is None or engine.rank is None:
             return
-        leases.empty_slot(db, engine.lease_id, engine.rank, now=now)
+        leases.empty_slot(db, engine.lease_id, engine.rank, because=reason, now=now)
         leases.touch(db, engine.lease_id)
         lease = leases.get(db, engine.lease_id)
         text = f"rank {engine.rank} lost its engine: {reason}"
@@ -230,9 +231,11 @@ class Leasing:
 
     def fill(self, db: sqlite3.Connection, lease_id: str, rank: int, now: float) -> bool:
         """As ``fill_slot``, in the caller's transaction."""
-        lease = leases.get(db, lease_id)
+        lease, slot = leases.get(db, lease_id), leases.slot(db, lease_id, rank)
+        if slot is None or planning.losses(slot, now) > planning.MAX_LOSSES:
+            return False  # it has ended, or is about to
         spare = engines.ready(db, lease.pool, 1)
-        if lease.state is not LeaseState.ACTIVE or not spare or not leases.fill_slot(db, lease_id, rank):
+        if not spare or not leases.fill_slot(db, lease_id, rank):
             return False
         engines.happen(db, spare[0], Granted(lease_id, rank), now)
         leases.touch(db, lease_id)
@@ -241,7 +244,7 @@ class Leasing:
         return True
 
     def fill_if_next(self, db: sqlite3.Connection, lease_id: str, rank: int, now: float) -> bool:
-        """As ``fill``, unless the ready engines are all needed by slots that have waited longer."""
+        """As ``fill``, unless more slots wait than engines are ready: then it is the planner who decides."""
         pool = leases.get(db, lease_id).pool
         if leases.count_empty_slots(db, pool) > engines.count_ready(db, pool):
             return False
@@ -300,9 +303,9 @@ class Leasing:
         for rank, engine in enumerate(spare):
             engines.happen(db, engine, Granted(lease.id, rank), now)
         text = f"{lease.holder} has {lease.envs_wanted} engines"
-        waited = {"waited_s": round(now - lease.created_at, 3)}
+        waited = {"waited_s": round(max(0.0, now - lease.created_at), 3)}
         self._tell(db, "lease.granted", text, lease, now, actor=lease.holder, data=waited)
-        events.add(db, "lease_wait_seconds", now - lease.created_at, pool=lease.pool)
+        events.add(db, "lease_wait_seconds", max(0.0, now - lease.created_at), pool=lease.pool)
 
     def end(
         self,

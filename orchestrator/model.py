@@ -53,6 +53,7 @@ class Engine:
 
     id: str
     pool: str
+    runtime: str
     state: EngineState
     state_since: float
     name: str
@@ -81,6 +82,7 @@ class Slot:
     generation: int = 0
     empty_since: float | None = None
     lost: tuple[float, ...] = ()  # when its engines were lost, newest last
+    lost_because: str | None = None  # why the last one was
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from orchestrator import planning
-from orchestrator.errors import CornermanError, RuntimeFault
+from orchestrator.errors import CornermanError, FaultKind, RuntimeFault
 from orchestrator.interfaces import Runtime
-from orchestrator.model import Engine
 from orchestrator.planning import FailEngine, RemoveStray
 from orchestrator.store import engines
 from orchestrator.store.database import Database
@@ -19,6 +18,8 @@ from orchestrator.store.database import Database
 log = structlog.get_logger(__name__)
 
 FOLLOW_AGAIN_S = 1.0
+LOOK_AGAIN_S = 2.0
+"""So long after a look that failed the next one comes."""
 
 
 class Observer:
@@ -28,24 +29,23 @@ class Observer:
         self,
         *,
         runtime: Runtime,
-        pools: Sequence[str],
         database: Database,
         every_s: float,
         busy: Callable[[], dict[str, str]],
         wake: Callable[[], None],
     ) -> None:
-        self._runtime, self._pools, self._database = runtime, pools, database
+        self._runtime, self._database = runtime, database
         self._every_s, self._busy, self._wake = every_s, busy, wake
         self._findings: list[FailEngine | RemoveStray] = []
         self._lock = threading.Lock()
         self._stop, self._look_now = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self.fault: str | None = None
+        self.unreachable = False  # with a fault that is not this, parts of the host answer
         self.taken_ports: set[int] = set()
 
     def start(self) -> None:
-        """Look once, then go on looking and following on threads of its own."""
-        self.look()
+        """Go on looking, and follow the host's events, on threads of its own."""
         for name, work in (("observe", self._keep_looking), ("follow", self._follow)):
             thread = threading.Thread(target=work, name=f"{name}-{self._runtime.name}", daemon=True)
             thread.start()
@@ -60,24 +60,26 @@ class Observer:
     def look(self) -> None:
         """One full listing, compared with the store."""
         try:
-            before = self._rows()
+            with self._database.read() as db:
+                before = engines.live(db, runtime=self._runtime.name)
             seen = self._runtime.list()
             taken = self._runtime.taken_ports()
-            known = {engine.id for engine in self._rows()}
+            with self._database.read() as db:
+                known = engines.live_ids(db)
             found = planning.reconcile(
                 runtime=self._runtime.name, before=before, seen=seen, known=known, busy=self._busy()
             )
         except RuntimeFault as fault:
             if self.fault is None:
                 log.warning("engine host does not answer", runtime=self._runtime.name, fault=str(fault))
-            self.fault = str(fault)
+            self.fault, self.unreachable = str(fault), fault.kind is FaultKind.UNREACHABLE
+            self._wake()
             return
-        self.fault, self.taken_ports = None, taken
+        was_out, self.taken_ports = self.fault is not None, taken
+        self.fault, self.unreachable = None, False
+        if was_out:
+            self._wake()
         self._add(found)
-
-    def _rows(self) -> list[Engine]:
-        with self._database.read() as db:
-            return engines.live(db, pools=self._pools)
 
     def _add(self, found: Sequence[FailEngine | RemoveStray]) -> None:
         if found:
@@ -87,7 +89,7 @@ class Observer:
 
     def _keep_looking(self) -> None:
         while not self._stop.is_set():
-            self._look_now.wait(timeout=self._every_s)
+            self._look_now.wait(timeout=self._every_s if self.fault is None else min(self._every_s, LOOK_AGAIN_S))
             if self._stop.is_set():
                 return
             self._look_now.clear()

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.interfaces import Seen
 from orchestrator.model import Engine, EngineState, Lease, LeaseState, Pool, Slot
 
 MAX_LOSSES, LOSSES_WITHIN_S = 5, 600.0
 """A slot that loses more engines than this in that time fails its lease: a bad ROM must not eat every spare."""
+PROBE_AGAIN_S = 5.0
+"""So long after a failed probe the next one comes."""
 START_GRACE_S = 60.0
 """Beyond a pool's start timeout, which the starting thread itself watches: catches a start whose thread is stuck."""
 
@@ -26,7 +28,8 @@ class Snapshot:
     engines: tuple[Engine, ...] = ()
     leases: tuple[Lease, ...] = ()  # pending and active, in order of arrival
     empty_slots: tuple[Slot, ...] = ()
-    busy: Mapping[str, str] = field(default_factory=dict)  # engine id or "pool:NAME" -> what is being done to it
+    busy: Mapping[str, str] = field(default_factory=dict)  # engine id, "pool:NAME", "probe:NAME" -> what is being done
+    unreachable: frozenset[str] = frozenset()  # engine hosts that do not answer: nothing is begun there
     max_removing: int = 8
 
 
@@ -55,15 +58,16 @@ class LaunchEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeEngine:
-    """Ask a ready engine whether it still answers."""
+class ProbeEngines:
+    """Ask ready engines of a pool whether they still answer."""
 
-    engine_id: str
+    pool: str
+    engine_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RetireEngine:
-    """Take a ready engine out of service."""
+    """Take an engine out of service that is ready, or not even that yet."""
 
     engine_id: str
     reason: str
@@ -136,7 +140,7 @@ Command = (
     ResolveImage
     | StartEngine
     | LaunchEngine
-    | ProbeEngine
+    | ProbeEngines
     | RetireEngine
     | FailEngine
     | GiveUpStart
@@ -166,89 +170,88 @@ def plan(snapshot: Snapshot, now: float) -> list[Command]:
         if slot.lease_id in pool_of:
             slots[pool_of[slot.lease_id]].append(slot)
     commands: list[Command] = []
-    removing = sum(1 for what in snapshot.busy.values() if what == "remove")
     for pool in snapshot.pools:
-        view = _View(pool, engines[pool.name], leases[pool.name], slots[pool.name], snapshot.busy)
-        ends = _ends(view, now)
+        ends = _ends(pool, leases[pool.name], slots[pool.name], now)
         ended = {command.lease_id for command in ends}
-        commands += ends
-        spare = _ready(view)
-        commands += _supply(view, ended, len(spare))
-        commands += _renewal(view, ended, spare, now)
-        commands += _starts(view, ended, now)
-        commands += _overdue(view, now)
-        removals = _removals(view)[: max(0, snapshot.max_removing - removing)]
-        removing += len(removals)
-        commands += removals
-    return commands
+        view = _view(pool, engines[pool.name], leases[pool.name], slots[pool.name], ended)
+        supply, used = _supply(view)
+        left = view.after(used)
+        commands += [*ends, *supply, *_renewal(left, now), *_probes(left, snapshot.busy, now)]
+        if pool.policy.runtime not in snapshot.unreachable:
+            commands += [*_starts(left, snapshot.busy, now), *_overdue(left, now)]
+    return commands + _removals(snapshot)
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """One pool's part of the snapshot."""
+    """One pool as it is once the leases that end have ended."""
 
     pool: Pool
     engines: list[Engine]
-    leases: list[Lease]
-    slots: list[Slot]
-    busy: Mapping[str, str]
+    spare: list[Engine]  # can be given away, in the order in which they are
+    holes: list[Slot]  # slots without an engine, those that have waited longest first
+    pending: list[Lease]  # in order of arrival
+    demand: int  # engines asked for and not held; a paused pool still replaces what running leases lost
+    leased: int
 
-    def pending(self, ended: Collection[str]) -> list[Lease]:
-        return [lease for lease in self.leases if lease.state is LeaseState.PENDING and lease.id not in ended]
-
-    def holes(self, ended: Collection[str]) -> list[Slot]:
-        live = [slot for slot in self.slots if slot.lease_id not in ended]
-        return sorted(live, key=lambda slot: (slot.empty_since or 0.0, slot.lease_id, slot.rank))
-
-    def demand(self, ended: Collection[str]) -> int:
-        """Engines asked for and not held; a paused pool still replaces what running leases lost."""
-        queued = 0 if self.pool.paused else sum(lease.envs_wanted for lease in self.pending(ended))
-        return queued + len(self.holes(ended))
+    def after(self, used: int) -> _View:
+        """The pool once ``used`` of the spare engines have been given to those who asked."""
+        return replace(self, spare=self.spare[used:], demand=self.demand - used, leased=self.leased + used)
 
 
-def _ready(view: _View) -> list[Engine]:
-    return [engine for engine in view.engines if engine.state is EngineState.READY and not engine.draining]
+def _view(pool: Pool, engines: list[Engine], leases: list[Lease], slots: list[Slot], ended: Collection[str]) -> _View:
+    ready = [engine for engine in engines if engine.state is EngineState.READY and not engine.draining]
+    holes = [slot for slot in slots if slot.lease_id not in ended]
+    pending = [lease for lease in leases if lease.state is LeaseState.PENDING and lease.id not in ended]
+    return _View(
+        pool=pool,
+        engines=engines,
+        spare=sorted(ready, key=lambda engine: (engine.ready_at or 0.0, engine.id)),
+        holes=sorted(holes, key=lambda slot: (slot.empty_since or 0.0, slot.lease_id, slot.rank)),
+        pending=pending,
+        demand=len(holes) + (0 if pool.paused else sum(lease.envs_wanted for lease in pending)),
+        leased=sum(1 for engine in engines if engine.state is EngineState.LEASED and engine.lease_id not in ended),
+    )
 
 
-def _ends(view: _View, now: float) -> list[ExpireLease | FailLease]:
-    ends: list[ExpireLease | FailLease] = []
-    longest = view.pool.policy.max_lease_s
-    for lease in view.leases:
+def losses(slot: Slot, now: float) -> int:
+    """How many engines a slot has lost lately."""
+    return sum(1 for at in slot.lost if at > now - LOSSES_WITHIN_S)
+
+
+def _ends(pool: Pool, leases: list[Lease], slots: list[Slot], now: float) -> list[ExpireLease | FailLease]:
+    ends: dict[str, ExpireLease | FailLease] = {}
+    longest = pool.policy.max_lease_s
+    for lease in leases:
+        waits = lease.state is LeaseState.PENDING
         if lease.expires_at <= now:
-            what = (
-                "nobody renewed it"
-                if lease.state is LeaseState.ACTIVE
-                else "nobody asked for it any more while it waited"
-            )
-            ends.append(ExpireLease(lease.id, f"{what} for {lease.ttl_s:g} s"))
+            what = "nobody asked for it any more while it waited" if waits else "nobody renewed it"
+            ends[lease.id] = ExpireLease(lease.id, f"{what} for {lease.ttl_s:g} s")
         elif longest is not None and lease.granted_at is not None and lease.granted_at + longest <= now:
-            ends.append(
-                ExpireLease(lease.id, f"it reached the longest time a lease may last in this pool, {longest:g} s")
-            )
-    over = {end.lease_id for end in ends}
-    for slot in view.slots:
-        recent = sum(1 for at in slot.lost if at > now - LOSSES_WITHIN_S)
-        if recent > MAX_LOSSES and slot.lease_id not in over:
-            over.add(slot.lease_id)
-            fault = f" The last fault: {view.pool.fault}" if view.pool.fault else ""
-            ends.append(FailLease(slot.lease_id, f"rank {slot.rank} lost {recent} engines within 10 minutes.{fault}"))
-    return ends
+            because = f"it reached the longest time a lease may last in this pool, {longest:g} s"
+            ends[lease.id] = ExpireLease(lease.id, because)
+        elif waits and lease.envs_wanted > pool.max_engines:  # at the head of the queue it would stop everybody
+            because = f"its pool was made smaller while it waited: it holds at most {pool.max_engines} engines now"
+            ends[lease.id] = FailLease(lease.id, because)
+    for slot in slots:
+        recent = losses(slot, now)
+        if recent > MAX_LOSSES and slot.lease_id not in ends:
+            because = f"rank {slot.rank} lost {recent} engines within 10 minutes, the last because {slot.lost_because}"
+            ends[slot.lease_id] = FailLease(slot.lease_id, because)
+    return list(ends.values())
 
 
-def _supply(view: _View, ended: Collection[str], available: int) -> list[FillSlot | GrantLease]:
-    """Ready engines go into empty slots first, then to the head of the queue; nobody overtakes the head."""
-    commands: list[FillSlot | GrantLease] = []
-    for slot in view.holes(ended)[:available]:
-        commands.append(FillSlot(slot.lease_id, slot.rank))
-        available -= 1
-    if view.pool.paused:
-        return commands
-    for lease in view.pending(ended):
+def _supply(view: _View) -> tuple[list[Command], int]:
+    """Ready engines go into empty slots first, then to the head of the queue, whom nobody overtakes; and how many go."""
+    available = len(view.spare)
+    commands: list[Command] = [FillSlot(slot.lease_id, slot.rank) for slot in view.holes[:available]]
+    available -= len(commands)
+    for lease in () if view.pool.paused else view.pending:
         if lease.envs_wanted > available:
             break
         commands.append(GrantLease(lease.id))
         available -= lease.envs_wanted
-    return commands
+    return commands, len(view.spare) - available
 
 
 def _is_stale(engine: Engine, pool: Pool, now: float) -> str | None:
@@ -261,86 +264,89 @@ def _is_stale(engine: Engine, pool: Pool, now: float) -> str | None:
     return None
 
 
-def _renewal(view: _View, ended: Collection[str], spare: list[Engine], now: float) -> list[Command]:
-    """Retire idle engines that are stale, or more than anybody wants, while min_ready holds; probe the others now and then."""
-    pool, commands = view.pool, list[Command]()
-    commands += [
-        RetireEngine(engine.id, engine.reason or "an administrator retired it")
-        for engine in view.engines
-        if engine.state is EngineState.READY and engine.draining
-    ]
-    idle = len(spare) - view.demand(ended)  # after the supply above
+def _renewal(view: _View, now: float) -> list[Command]:
+    """Retire idle engines that are stale, or more than anybody wants, while min_ready holds; and those that drain."""
+    pool, retire = view.pool, dict[str, str]()
+    idle = len(view.spare) - view.demand
     needed = 0 if pool.paused else pool.min_ready
-    stale = [(engine, why) for engine in spare if (why := _is_stale(engine, pool, now))]
-    full = len(view.engines) >= pool.max_engines  # no room to start a fresh one first
+    stale = [(engine, why) for engine in view.spare if (why := _is_stale(engine, pool, now))]
     allowed = idle - needed
-    if stale and allowed <= 0 < idle and full and pool.retry_at <= now and pool.fail_streak == 0:
-        going = any(engine.state in (EngineState.RETIRING, EngineState.STARTING) for engine in view.engines)
-        allowed = 0 if going else 1
-    retired = set()
+    if stale and allowed <= 0 < idle and _has_no_room_to_renew(view, now):
+        allowed = 1
     for engine, why in stale[: max(0, allowed)]:
-        commands.append(RetireEngine(engine.id, why))
-        retired.add(engine.id)
-    surplus = idle - len(retired) - needed - (len(stale) - len(retired))
-    for engine in sorted(spare, key=lambda e: e.ready_at or 0.0):
-        if surplus <= 0:
-            break
-        if engine.id not in retired:
-            commands.append(RetireEngine(engine.id, "more engines are ready than the pool wants"))
-            retired.add(engine.id)
-            surplus -= 1
-    policy = pool.policy
-    for engine in spare:
-        every = policy.probe_interval_s if engine.probe_failures == 0 else min(policy.probe_interval_s, 5.0)
-        due = engine.probed_at is None or now - engine.probed_at >= every
-        if due and engine.id not in retired and engine.id not in view.busy:
-            commands.append(ProbeEngine(engine.id))
-    return commands
+        retire[engine.id] = why
+    surplus = idle - needed - len(stale)
+    fresh = [engine for engine in view.spare if _is_stale(engine, pool, now) is None] if surplus > 0 else []
+    for engine in fresh[: max(0, surplus)]:
+        retire[engine.id] = "more engines are ready than the pool wants"
+    for engine in view.engines:
+        if engine.draining and engine.state in (EngineState.STARTING, EngineState.READY):
+            retire[engine.id] = engine.reason or "an administrator retired it"
+    return [RetireEngine(engine_id, why) for engine_id, why in retire.items()]
 
 
-def _starts(view: _View, ended: Collection[str], now: float) -> list[Command]:
+def _has_no_room_to_renew(view: _View, now: float) -> bool:
+    """A full pool has to let one idle engine go before a fresh one can start: one at a time, and only while starts succeed."""
+    pool = view.pool
+    if len(view.engines) < pool.max_engines or pool.retry_at > now or pool.fail_streak or pool.paused:
+        return False
+    going = (EngineState.STARTING, EngineState.RETIRING, EngineState.FAILED)
+    return not any(engine.state in going for engine in view.engines)
+
+
+def _probes(view: _View, busy: Collection[str], now: float) -> list[ProbeEngines]:
+    """One round for all ready engines of a pool that are due or will be soon: a round costs a tick, whatever its size."""
+    if f"probe:{view.pool.name}" in busy:
+        return []
+    every = view.pool.policy.probe_interval_s
+
+    def due(engine: Engine, share: float = 1.0) -> bool:
+        wait = every * share if engine.probe_failures == 0 else min(every, PROBE_AGAIN_S)
+        return engine.probed_at is None or not 0 <= now - engine.probed_at < wait
+
+    if not any(due(engine) for engine in view.spare):
+        return []
+    return [ProbeEngines(view.pool.name, tuple(engine.id for engine in view.spare if due(engine, 0.5)))]
+
+
+def _starts(view: _View, busy: Collection[str], now: float) -> list[Command]:
     """Intend as many starts as are wanted, as there is room for, and as may be under way at once."""
     pool = view.pool
-    states = Counter(engine.state for engine in view.engines)
-    commands: list[Command] = [
-        LaunchEngine(engine.id)
-        for engine in view.engines
-        if engine.state is EngineState.STARTING and engine.id not in view.busy
-    ]
+    starting = [engine for engine in view.engines if engine.state is EngineState.STARTING]
+    commands: list[Command] = [LaunchEngine(e.id) for e in starting if e.id not in busy and not e.draining]
     if pool.retry_at > now:
         return commands
-    fresh = sum(
-        1
-        for engine in view.engines
-        if engine.state in (EngineState.STARTING, EngineState.READY)
-        and not engine.draining
-        and not _is_stale(engine, pool, now)
-    )
-    leaving = sum(1 for engine in view.engines if engine.state is EngineState.LEASED and engine.lease_id in ended)
-    leased = states[EngineState.LEASED] - leaving
-    missing = wanted(pool, leased=leased, demand=view.demand(ended)) - leased - fresh
-    room = pool.max_engines - len(view.engines)
-    at_once = (1 if pool.fail_streak else pool.policy.max_starting) - states[EngineState.STARTING]
     if pool.pinned is None:
-        return commands if f"pool:{pool.name}" in view.busy else [*commands, ResolveImage(pool.name)]
+        return commands if f"pool:{pool.name}" in busy else [*commands, ResolveImage(pool.name)]
+    coming = [*view.spare, *(engine for engine in starting if not engine.draining)]
+    fresh = sum(1 for engine in coming if _is_stale(engine, pool, now) is None)
+    missing = wanted(pool, leased=view.leased, demand=view.demand) - view.leased - fresh
+    room = pool.max_engines - len(view.engines)
+    at_once = (1 if pool.fail_streak else pool.policy.max_starting) - len(starting)
     return commands + [StartEngine(pool.name)] * max(0, min(missing, room, at_once))
 
 
 def _overdue(view: _View, now: float) -> list[GiveUpStart]:
     limit = view.pool.policy.start_timeout_s + START_GRACE_S
+    because = f"it did not come up within {limit:g} s and its start is stuck: look at the Docker Engine's own log"
     return [
-        GiveUpStart(
-            engine.id,
-            f"it did not come up within {limit:g} s and its start is stuck: look at the Docker Engine's own log",
-        )
+        GiveUpStart(engine.id, because)
         for engine in view.engines
         if engine.state is EngineState.STARTING and now - (engine.started_at or engine.state_since) > limit
     ]
 
 
-def _removals(view: _View) -> list[RemoveEngine]:
-    going = (EngineState.RETIRING, EngineState.FAILED)
-    return [RemoveEngine(engine.id) for engine in view.engines if engine.state in going and engine.id not in view.busy]
+def _removals(snapshot: Snapshot) -> list[Command]:
+    """Of all engines that are to go, also those of pools that are configured no more, as many as may go at once."""
+    under_way = sum(1 for what in snapshot.busy.values() if what == "remove")
+    going = [
+        RemoveEngine(engine.id)
+        for engine in snapshot.engines
+        if engine.state in (EngineState.RETIRING, EngineState.FAILED)
+        and engine.id not in snapshot.busy
+        and engine.runtime not in snapshot.unreachable
+    ]
+    return list(going[: max(0, snapshot.max_removing - under_way)])
 
 
 def reconcile(
@@ -348,24 +354,25 @@ def reconcile(
 ) -> list[FailEngine | RemoveStray]:
     """What a full listing of one engine host tells.
 
-    ``runtime`` is the host's name, ``before`` are the rows of this host as read before the listing, ``known`` the ids of all rows that are not gone as read after it: an
-    engine is lost only if it should have been there all the time, and a stray only if nobody meant it to be there at the end.
+    ``before`` are the rows of this host as read before the listing, ``known`` the ids of all rows as read after it, those
+    gone left out: an engine is lost only if it should have been there all the time, and a stray only if nobody knew of it
+    at either end (one that was removed meanwhile is none).
     """
     found = {one.engine_id: one for one in seen}
     commands: list[FailEngine | RemoveStray] = []
-    for engine in before:
+    expected = {engine.id: engine for engine in before}
+    for engine in expected.values():
         if engine.state not in (EngineState.READY, EngineState.LEASED):
             continue
         there = found.get(engine.id)
         if there is None:
-            commands.append(
-                FailEngine(engine.id, "it vanished from its host: something other than Cornerman removed it")
-            )
+            because = "it vanished from its host: something other than Cornerman removed it"
+            commands.append(FailEngine(engine.id, because))
         elif not there.running:
             commands.append(FailEngine(engine.id, "it ended by itself"))
     commands += [
         RemoveStray(runtime, one.handle, one.name)
         for one in found.values()
-        if one.engine_id not in known and one.engine_id not in busy
+        if one.engine_id not in known and one.engine_id not in expected and one.engine_id not in busy
     ]
     return commands

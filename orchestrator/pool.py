@@ -7,14 +7,16 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
 import structlog
 
 from orchestrator import planning, ports
-from orchestrator.clock import ClockWatch
+from orchestrator.clock import TOLERANCE_S, ClockWatch
 from orchestrator.config import Config
 from orchestrator.engine_work import EngineWork
-from orchestrator.errors import CornermanError, RuntimeFault
+from orchestrator.errors import ConfigError, CornermanError, RuntimeFault, Unavailable
 from orchestrator.interfaces import Now, Probe, Runtime
 from orchestrator.jobs import Jobs
 from orchestrator.leasing import Leasing
@@ -30,6 +32,8 @@ ALIVE_EVERY_S = 2.0
 TIDY_EVERY_S = 60.0
 KEEP_GONE_S = 3600.0
 MIN_GAP_S = 0.02
+GAP_PER_TICK = 9.0
+"""So many times as long as a tick took the loop rests, when changes would wake it at once."""
 
 
 class PoolService:
@@ -47,19 +51,26 @@ class PoolService:
         instance: str,
         now: Now = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] | None = None,
+        is_free: Callable[[str, int], bool] = ports.can_bind,
+        executor: Callable[[int, str], Executor] = ThreadPoolExecutor,
     ) -> None:
         self._database, self._config, self._policies = database, config, policies
         self._runtimes, self._leasing, self._instance = runtimes, leasing, instance
-        self._now, self._monotonic = now, monotonic
+        self._now, self._monotonic, self._is_free = now, monotonic, is_free
         self._clock = ClockWatch(now, monotonic)
         self._changes: Changes | None = None
+        self._removers = max(2, config.workers // 2)
         self._jobs = Jobs(
-            workers=config.workers, removers=max(2, config.workers // 2), done=self._wake, monotonic=monotonic
+            workers=config.workers,
+            removers=self._removers,
+            done=self._wake,
+            monotonic=monotonic,
+            executor=executor,
         )
         self._observers = {
             name: Observer(
                 runtime=runtime,
-                pools=[pool for pool, policy in policies.items() if policy.runtime == name],
                 database=database,
                 every_s=config.observe_interval_s,
                 busy=self._jobs.busy,
@@ -77,29 +88,46 @@ class PoolService:
             instance=instance,
             now=now,
             monotonic=monotonic,
+            pause=pause,
+            is_free=is_free,
         )
-        self._questions = Questions(database, policies, runtimes)
+        self._questions = Questions(database, runtimes)
         self._alive_at = self._tidied_at = -1e9
         self._host_fault = ""
+        self._unreachable: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------ the loop
 
     def prepare(self) -> None:
-        """Take over what a former life left: settings, leases (each with a whole TTL to come back), and what is really there."""
+        """Take over what a former life left: settings, leases (each with a whole TTL to come back), and what is really there.
+
+        ConfigError when engines are left on a host that no pool uses any more: nobody else could remove them.
+        """
+        now = self._now()
         with self._database.write() as db:
+            self._check_hosts(db)
             for name, pool in self._config.pools.items():
                 pools.configure(db, name, min_ready=pool.min_ready, max_engines=pool.max_engines, image=pool.image)
-            self._drop_unconfigured(db)
-            meta.extend_leases(db, self._now())
+            if (step := now - float(meta.get(db, "pool_alive_at") or now)) < -TOLERANCE_S:
+                self._record_step(db, step, now)
+            self._drop_unconfigured(db, now)
+            engines.restart_clocks(db, now, runtimes=self._runtimes)
+            meta.extend_leases(db, now)
+        self.look()
+
+    def look(self) -> None:
+        """List what is on the engine hosts now, and compare it with the store; the next tick draws the conclusions."""
         for observer in self._observers.values():
-            observer.start()
+            observer.look()
 
     def run(self, stop: threading.Event, beat: Callable[[], None]) -> None:
-        """Tick until ``stop``: at every change of the store, when work is done, and at least every ``tick_s``; ``beat`` after each tick."""
+        """Observe and tick until ``stop``: at every change of the store, when work is done, and at least every ``tick_s``; ``beat`` after each tick."""
         self._changes = Changes(self._database)
+        for observer in self._observers.values():
+            observer.start()
         try:
             while not stop.is_set():
-                seen = self._changes.number
+                seen, began = self._changes.number, time.thread_time()
                 try:
                     self.tick()
                 except CornermanError as error:
@@ -108,7 +136,8 @@ class PoolService:
                     log.exception("tick failed")
                 beat()
                 if self._changes.wait(seen, self._config.tick_s) > seen:
-                    stop.wait(MIN_GAP_S)  # a burst of changes is one change
+                    # A burst of changes is one change, and many changes do not make the loop take up a whole core.
+                    stop.wait(max(MIN_GAP_S, GAP_PER_TICK * (time.thread_time() - began)))
         finally:
             self._changes.close()
             self._changes = None
@@ -117,6 +146,7 @@ class PoolService:
         """Stop observing and working; Docker's engines go on, those of the process runtime end."""
         for observer in self._observers.values():
             observer.close()
+        self._work.stop()
         self._jobs.close(timeout_s=3.0)
         for runtime in self._runtimes.values():
             runtime.close()
@@ -130,16 +160,19 @@ class PoolService:
 
     def tick(self) -> None:
         """One round: see what has changed, decide, and let it be done."""
-        if (step := self._clock.step()) is not None:
-            self._follow_clock(step)
-        self._sign_of_life()
+        now, step = self._clock.read()
+        if step is not None:
+            with self._database.write() as db:
+                self._record_step(db, step, now)
+        self._note_hosts(now)
+        self._sign_of_life(now)
         for observer in self._observers.values():
             for finding in observer.findings():
-                self._execute(finding)
-        for command in planning.plan(self._snapshot(), self._now()):
-            self._execute(command)
+                self._try(finding)
+        for command in planning.plan(self._snapshot(), now):
+            self._try(command)
         self._answer_questions()
-        self._tidy()
+        self._tidy(now)
 
     def _snapshot(self) -> planning.Snapshot:
         busy = self._jobs.busy()
@@ -150,8 +183,18 @@ class PoolService:
                 leases=tuple(leases.live(db)),
                 empty_slots=tuple(leases.empty_slots(db)),
                 busy=busy,
-                max_removing=max(2, self._config.workers // 2),
+                unreachable=self._unreachable,
+                max_removing=self._removers,
             )
+
+    def _try(self, command: planning.Command) -> None:
+        """One command that cannot be carried out must not keep the others from it."""
+        try:
+            self._execute(command)
+        except Unavailable:
+            raise  # the store cannot be written: the others could not either
+        except Exception:  # a loop's edge
+            log.exception("a command failed", command=repr(command))
 
     def _execute(self, command: planning.Command) -> None:
         match command:
@@ -159,8 +202,8 @@ class PoolService:
                 self._intend(pool)
             case planning.LaunchEngine(engine_id):
                 self._jobs.submit(engine_id, "launch", lambda: self._work.launch(engine_id))
-            case planning.ProbeEngine(engine_id):
-                self._jobs.submit(engine_id, "probe", lambda: self._work.probe(engine_id))
+            case planning.ProbeEngines(pool, engine_ids):
+                self._jobs.submit(f"probe:{pool}", "probe", lambda: self._work.probe(pool, engine_ids))
             case planning.FailEngine(engine_id, reason):
                 self._jobs.submit(f"bury:{engine_id}", "bury", lambda: self._work.bury(engine_id, reason))
             case planning.GiveUpStart(engine_id, reason):
@@ -199,10 +242,12 @@ class PoolService:
                     host=policy.host,
                     taken=observer.taken_ports,
                     now=now,
+                    is_free=self._is_free,
                 )
                 engine = Engine(
                     id=engine_id,
                     pool=pool_name,
+                    runtime=policy.runtime,
                     state=EngineState.STARTING,
                     state_since=now,
                     name=f"cornerman-{self._instance}-{engine_id}",
@@ -222,7 +267,7 @@ class PoolService:
         now = self._now()
         with self._database.write() as db:
             engine = engines.get(db, engine_id)
-            if engine.state is EngineState.READY:
+            if engine.state in (EngineState.STARTING, EngineState.READY):  # READY ones may have been leased meanwhile
                 engines.happen(db, engine, Retired(reason), now)
                 text = f"{engine_id} goes: {reason}"
                 events.record(db, "engine.retired", text, now=now, pool=engine.pool, engine_id=engine_id)
@@ -240,19 +285,24 @@ class PoolService:
 
     # ------------------------------------------------------------ around it
 
-    def _follow_clock(self, step: float) -> None:
-        now = self._now()
-        with self._database.write() as db:
-            meta.shift_clock(db, step, now)
-            text = f"the clock was stepped by {step:+.0f} s: every lease has its whole TTL again"
-            events.record(db, "clock.stepped", text, now=now, data={"seconds": step})
+    def _record_step(self, db: sqlite3.Connection, step: float, now: float) -> None:
+        meta.shift_clock(db, step, now)
+        text = f"the clock was stepped by {step:+.0f} s: every lease has its whole TTL again"
+        events.record(db, "clock.stepped", text, now=now, data={"seconds": step})
 
-    def _sign_of_life(self) -> None:
+    def _note_hosts(self, now: float) -> None:
+        """A host that answers again: what should have started there meanwhile gets its time from now on."""
+        unreachable = frozenset(name for name, observer in self._observers.items() if observer.unreachable)
+        if back := self._unreachable - unreachable:
+            with self._database.write() as db:
+                engines.restart_clocks(db, now, runtimes=back)
+        self._unreachable = unreachable
+
+    def _sign_of_life(self, now: float) -> None:
         fault = "; ".join(observer.fault for observer in self._observers.values() if observer.fault)
         changed = fault != self._host_fault
         if not changed and self._monotonic() - self._alive_at < ALIVE_EVERY_S:
             return
-        now = self._now()
         with self._database.write() as db:
             meta.put(db, "pool_alive_at", repr(now))
             meta.put(db, "host_fault", fault)
@@ -265,33 +315,43 @@ class PoolService:
         with self._database.read() as db:
             waiting = inquiries.open_ones(db)
         for inquiry_id, kind, question in waiting:
-            self._jobs.submit(
-                f"inquiry:{inquiry_id}",
-                "answer",
-                lambda inquiry_id=inquiry_id, kind=kind, question=question: self._questions.answer(
-                    inquiry_id, kind, question
-                ),  # type: ignore[misc]
-            )
+            answer = partial(self._questions.answer, inquiry_id, kind, question)
+            self._jobs.submit(f"inquiry:{inquiry_id}", "answer", answer)
 
-    def _tidy(self) -> None:
+    def _tidy(self, now: float) -> None:
         if self._monotonic() - self._tidied_at < TIDY_EVERY_S:
             return
-        self._tidied_at, now = self._monotonic(), self._now()
+        self._tidied_at = self._monotonic()
         with self._database.write() as db:
             inquiries.drop_old(db, now - TIDY_EVERY_S)
             engines.forget_gone(db, now - KEEP_GONE_S)
             leases.forget_ended(db, now - self._config.keep_ended_leases_s)
             events.forget(db, now - self._config.keep_events_s)
 
-    def _drop_unconfigured(self, db: sqlite3.Connection) -> None:
-        """A pool that left the configuration: its leases end, and its engines become strays that the first listing removes."""
-        now = self._now()
+    def _check_hosts(self, db: sqlite3.Connection) -> None:
+        for engine in engines.live(db):
+            if engine.runtime in self._runtimes:
+                continue
+            if engine.runtime != "process":  # those ended with the daemon
+                raise ConfigError(
+                    f"There are engines on {engine.runtime}, which no pool uses any more (of pool {engine.pool}, for one): "
+                    f"give a pool runtime = \"{engine.runtime}\" again, with min_ready = 0, until 'cornerman status' shows none."
+                )
+
+    def _drop_unconfigured(self, db: sqlite3.Connection, now: float) -> None:
+        """Leases of a pool that left the configuration end; engines that are not where their pool is now are removed."""
         for lease in leases.live(db):
             if lease.pool not in self._policies:
-                self._leasing.end(
-                    db, lease, LeaseState.FAILED, f"pool {lease.pool} was taken out of the configuration", now
-                )
+                because = f"pool {lease.pool} was taken out of the configuration"
+                self._leasing.end(db, lease, LeaseState.FAILED, because, now)
         for engine in engines.live(db):
-            if engine.pool not in self._policies:
+            policy = self._policies.get(engine.pool)
+            if policy is None:
                 engine = engines.happen(db, engine, Retired("its pool was taken out of the configuration"), now)
+            elif policy.runtime != engine.runtime:
+                self._leasing.lose(db, engine, f"its pool runs on {policy.runtime} now", now)
+                engine = engines.get(db, engine.id)
+            if engine.runtime not in self._runtimes:  # what a former life's child processes were
+                if engine.state not in (EngineState.RETIRING, EngineState.FAILED):
+                    engine = engines.happen(db, engine, Retired("it ended with the daemon"), now)
                 engines.happen(db, engine, Removed(), now)

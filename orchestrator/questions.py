@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.errors import NotFound, RuntimeFault
 from orchestrator.interfaces import Runtime
-from orchestrator.model import Engine, Policy
+from orchestrator.model import Engine
 from orchestrator.store import engines, inquiries
 from orchestrator.store.database import Database
 
@@ -15,8 +15,8 @@ from orchestrator.store.database import Database
 class Questions:
     """Answers one inquiry at a time; whoever asked waits for the store to change."""
 
-    def __init__(self, database: Database, policies: Mapping[str, Policy], runtimes: Mapping[str, Runtime]) -> None:
-        self._database, self._policies, self._runtimes = database, policies, runtimes
+    def __init__(self, database: Database, runtimes: Mapping[str, Runtime]) -> None:
+        self._database, self._runtimes = database, runtimes
 
     def answer(self, inquiry_id: str, kind: str, question: Mapping[str, Any]) -> None:
         """Answer ``kind``: "logs" {engine_id, tail} -> {lines}, "stats" {engine_ids} -> {id: {cpu_percent, memory_bytes}}."""
@@ -33,8 +33,8 @@ class Questions:
                 engine = engines.get(db, engine_id)
         except NotFound:
             return None
-        policy = self._policies.get(engine.pool)
-        return (engine, self._runtimes[policy.runtime]) if policy else None
+        runtime = self._runtimes.get(engine.runtime)
+        return (engine, runtime) if runtime else None
 
     def _logs(self, engine_id: str, tail: int) -> list[str]:
         found = self._find(engine_id)

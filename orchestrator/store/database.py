@@ -4,77 +4,104 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
+import structlog
+
 from orchestrator.errors import ConfigError, Unavailable
 
-SCHEMA_VERSION = 1
+log = structlog.get_logger(__name__)
+
+MIGRATIONS = ("schema.sql",)
+"""Number n of these leads from version n - 1 of the schema to version n; they are only ever added to."""
+SCHEMA_VERSION = len(MIGRATIONS)
 BUSY_TIMEOUT_S = 10.0
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
+
+
+class _Connection:
+    """A connection that closes itself when its thread ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.raw = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        self.raw.row_factory = sqlite3.Row
+        try:
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "temp_store = MEMORY"):
+                self.raw.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            self.raw.close()
+            raise
+
+    def __del__(self) -> None:
+        if hasattr(self, "raw"):
+            self.raw.close()
 
 
 class Database:
     """A SQLite database shared by the threads of this process and by other processes.
 
-    Each thread has its own connection. Writers of one process queue at a lock of its own before ``BEGIN IMMEDIATE``, because SQLite's busy
-    back-off starves under load. ``synchronous`` is NORMAL: a killed process loses nothing, a power failure may lose the last
-    moment, and it ends the engines as well.
+    Each thread has its own connection, as long as it lives. Writers of one process queue at a lock of its own before
+    ``BEGIN IMMEDIATE``, because SQLite's busy back-off starves under load. ``synchronous`` is NORMAL: a killed process loses
+    nothing, a power failure may lose the last moment, and it ends the engines as well.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
         self._local = threading.local()
-        self._all: list[sqlite3.Connection] = []
+        self._all: weakref.WeakSet[_Connection] = weakref.WeakSet()
         self._all_lock = threading.Lock()
 
     @classmethod
     def open(cls, path: Path) -> Database:
         """Open ``path``, made and migrated if need be; ConfigError when it cannot be, or is of a newer version."""
+        database = cls(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            database = cls(path)
             database._migrate()
         except (sqlite3.Error, OSError) as error:
+            database.close()
             raise ConfigError(
                 f"The database {path} cannot be opened ({error}): check the owner and the free space of {path.parent}."
             ) from error
+        except BaseException:
+            database.close()
+            raise
         return database
 
     def _migrate(self) -> None:
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            connection.execute("ROLLBACK")
-            raise ConfigError(
-                f"{self.path} was written by a newer Cornerman (schema {version}, this one knows {SCHEMA_VERSION}): upgrade Cornerman."
-            )
-        if version == 0:
-            for statement in _statements(
-                resources.files("orchestrator.store").joinpath("schema.sql").read_text("utf-8")
-            ):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise ConfigError(
+                    f"{self.path} was written by a newer Cornerman (schema {version}, this one knows {SCHEMA_VERSION}): upgrade Cornerman."
+                )
+            for name in MIGRATIONS[version:]:
+                script = resources.files("orchestrator.store").joinpath(name).read_text("utf-8")
+                for statement in _statements(script):
+                    connection.execute(statement)
+            if version < SCHEMA_VERSION:
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
     def _connection(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = sqlite3.connect(
-                self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-            connection.row_factory = sqlite3.Row
-            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "temp_store = MEMORY"):
-                connection.execute(f"PRAGMA {pragma}")
+            connection = _Connection(self.path)
             self._local.connection = connection
             with self._all_lock:
-                self._all.append(connection)
-        return connection
+                self._all.add(connection)
+        return connection.raw
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -110,8 +137,8 @@ class Database:
     def close(self) -> None:
         """Close the connections of all threads; none may be in use."""
         with self._all_lock:
-            for connection in self._all:
-                connection.close()
+            for connection in list(self._all):
+                connection.raw.close()
             self._all.clear()
         self._local = threading.local()
 
@@ -149,7 +176,6 @@ class Changes:
         self._database, self._poll_s = database, poll_s
         self._condition = threading.Condition()
         self._number = 0
-        self._waiting = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="changes", daemon=True)
         self._thread.start()
@@ -172,10 +198,16 @@ class Changes:
             self._condition.notify_all()
 
     def _watch(self) -> None:
-        last = self._database.data_version()
-        while not self._stop.is_set():
-            time.sleep(self._poll_s)
-            version = self._database.data_version()
+        last, well = None, True
+        while not self._stop.wait(self._poll_s):
+            try:
+                version = self._database.data_version()
+            except sqlite3.Error as error:  # must go on: waiters depend on it
+                if well:
+                    log.warning("the database cannot be watched", fault=str(error))
+                well = False
+                continue
+            well = True
             if version != last:
                 last = version
                 self.nudge()

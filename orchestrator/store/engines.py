@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from orchestrator.errors import NotFound
+from orchestrator.errors import InvalidTransition, NotFound
 from orchestrator.model import Engine, EngineState, Happening, transition
 from orchestrator.store import rows
 
@@ -29,10 +29,15 @@ def get(db: sqlite3.Connection, engine_id: str) -> Engine:
     return rows.engine(row)
 
 
-def live(db: sqlite3.Connection, *, pools: Sequence[str] | None = None) -> list[Engine]:
-    """All engines that are not gone, oldest first."""
+def live(db: sqlite3.Connection, *, runtime: str | None = None) -> list[Engine]:
+    """All engines that are not gone, or those of one runtime, oldest first."""
     found = map(rows.engine, db.execute("SELECT * FROM engines WHERE state <> 'gone' ORDER BY created_at, id"))
-    return [engine for engine in found if pools is None or engine.pool in pools]
+    return [engine for engine in found if runtime is None or engine.runtime == runtime]
+
+
+def live_ids(db: sqlite3.Connection) -> set[str]:
+    """The ids of all engines that are not gone."""
+    return {row[0] for row in db.execute("SELECT id FROM engines WHERE state <> 'gone'")}
 
 
 def of_lease(db: sqlite3.Connection, lease_id: str) -> list[Engine]:
@@ -69,9 +74,9 @@ def happen(db: sqlite3.Connection, engine: Engine, event: Happening, now: float)
     """Let ``event`` happen to ``engine``, which must have been read in this transaction; returns it as it is then."""
     after = transition(engine, event, now)
     if after is not engine:
-        db.execute(
+        done = db.execute(
             "UPDATE engines SET state = ?, state_since = ?, ready_at = ?, lease_id = ?, rank = ?, uses = ?, reason = ?, probed_at = ? "
-            "WHERE id = ?",
+            "WHERE id = ? AND state = ?",
             (
                 after.state.value,
                 after.state_since,
@@ -82,8 +87,11 @@ def happen(db: sqlite3.Connection, engine: Engine, event: Happening, now: float)
                 after.reason,
                 after.probed_at,
                 after.id,
+                engine.state.value,
             ),
         )
+        if done.rowcount != 1:  # read outside of this transaction, and changed by somebody since
+            raise InvalidTransition(engine.state, event)
         if after.state is EngineState.GONE:
             db.execute("UPDATE ports SET last_used_at = ? WHERE port = ?", (now, after.port))
     return after
@@ -95,18 +103,31 @@ def note_created(db: sqlite3.Connection, engine_id: str, handle: str) -> None:
 
 
 def note_started(db: sqlite3.Connection, engine_id: str, now: float) -> None:
-    """The clock of its start deadline begins here."""
-    db.execute("UPDATE engines SET started_at = ? WHERE id = ? AND state = 'starting'", (now, engine_id))
-
-
-def note_probe(db: sqlite3.Connection, engine_id: str, *, passed: bool, now: float) -> int:
-    """Write down one probe of a ready engine; returns how many failed in a row."""
+    """The clock of its start deadline begins at its first start; starting a started one again does not wind it back."""
     db.execute(
-        "UPDATE engines SET probed_at = ?, probe_failures = CASE WHEN ? THEN 0 ELSE probe_failures + 1 END WHERE id = ? AND state = 'ready'",
-        (now, passed, engine_id),
+        "UPDATE engines SET started_at = coalesce(started_at, ?) WHERE id = ? AND state = 'starting'", (now, engine_id)
     )
-    row = db.execute("SELECT probe_failures FROM engines WHERE id = ? AND state = 'ready'", (engine_id,)).fetchone()
-    return int(row[0]) if row else 0
+
+
+def restart_clocks(db: sqlite3.Connection, now: float, *, runtimes: Iterable[str]) -> None:
+    """Nobody could look after the engines that start on these hosts: the time until now does not count."""
+    db.executemany(
+        "UPDATE engines SET state_since = :now, started_at = CASE WHEN started_at IS NULL THEN NULL ELSE :now END "
+        "WHERE state = 'starting' AND runtime = :runtime",
+        [{"now": now, "runtime": runtime} for runtime in runtimes],
+    )
+
+
+def note_probes(db: sqlite3.Connection, passed: Iterable[str], failed: Iterable[str], *, now: float) -> None:
+    """Write down a round of probes; of engines that are not ready any more it says nothing."""
+    db.executemany(
+        "UPDATE engines SET probed_at = ?, probe_failures = 0 WHERE id = ? AND state = 'ready'",
+        [(now, engine_id) for engine_id in passed],
+    )
+    db.executemany(
+        "UPDATE engines SET probed_at = ?, probe_failures = probe_failures + 1 WHERE id = ? AND state = 'ready'",
+        [(now, engine_id) for engine_id in failed],
+    )
 
 
 def move_port(db: sqlite3.Connection, engine_id: str, port: int, now: float) -> None:
@@ -119,8 +140,11 @@ def move_port(db: sqlite3.Connection, engine_id: str, port: int, now: float) -> 
 
 
 def drain(db: sqlite3.Connection, engine_id: str, reason: str) -> None:
-    """Let an engine end with its lease, or at once if it has none."""
-    db.execute("UPDATE engines SET draining = 1, reason = ? WHERE id = ?", (reason, engine_id))
+    """Let an engine end with its lease, or at once if it has none; of one that is going already nothing changes."""
+    db.execute(
+        "UPDATE engines SET draining = 1, reason = ? WHERE id = ? AND state IN ('starting', 'ready', 'leased')",
+        (reason, engine_id),
+    )
 
 
 def forget_gone(db: sqlite3.Connection, before: float) -> int:

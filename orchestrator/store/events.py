@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+KEEP = 200_000
+"""So many events are kept at most, however short the time they came in."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -77,9 +80,12 @@ def newest(db: sqlite3.Connection) -> int:
     return int(row[0]) if row else 0
 
 
-def forget(db: sqlite3.Connection, before: float) -> int:
-    """Delete what is older."""
-    return db.execute("DELETE FROM events WHERE at < ?", (before,)).rowcount
+def forget(db: sqlite3.Connection, before: float, *, keep: int = KEEP, at_most: int = 20_000) -> int:
+    """Delete what is older, and all but the newest ``keep``; not everything at once, because others wait to write."""
+    return db.execute(
+        "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? OR seq <= ? ORDER BY seq LIMIT ?)",
+        (before, newest(db) - keep, at_most),
+    ).rowcount
 
 
 def add(db: sqlite3.Connection, name: str, amount: float = 1.0, *, pool: str = "") -> None:

@@ -39,7 +39,11 @@ def shift_clock(db: sqlite3.Connection, delta: float, now: float) -> None:
     )
     db.execute("UPDATE pools SET retry_at = retry_at + ? WHERE retry_at > 0", (delta,))
     db.execute("UPDATE ports SET quarantined_until = quarantined_until + ? WHERE quarantined_until > 0", (delta,))
-    db.execute("UPDATE slots SET empty_since = empty_since + ? WHERE empty_since IS NOT NULL", (delta,))
+    db.execute(
+        "UPDATE slots SET empty_since = empty_since + :d, "
+        "lost_json = (SELECT json_group_array(at.value + :d) FROM json_each(lost_json) AS at)",
+        {"d": delta},
+    )
 
 
 def extend_leases(db: sqlite3.Connection, now: float) -> None:

@@ -50,14 +50,14 @@ def pin(db: sqlite3.Connection, name: str, *, image: str, pinned: str | None) ->
     return db.execute("UPDATE pools SET pinned = ? WHERE name = ? AND image = ?", (pinned, name, image)).rowcount == 1
 
 
-def note_fault(db: sqlite3.Connection, name: str, *, fault: str, retry_at: float, now: float) -> bool:
-    """Write down a failed start; True when the pool was fine before."""
-    row = db.execute("SELECT fail_streak FROM pools WHERE name = ?", (name,)).fetchone()
+def note_fault(db: sqlite3.Connection, name: str, *, fault: str, retry_at: float, again: bool, now: float) -> bool:
+    """Write down a failed start, as one more in a row if ``again``; True when the pool was fine before."""
+    row = db.execute("SELECT fault FROM pools WHERE name = ?", (name,)).fetchone()
     db.execute(
-        "UPDATE pools SET fail_streak = fail_streak + 1, fault = ?, fault_at = ?, retry_at = ? WHERE name = ?",
-        (fault, now, retry_at, name),
+        "UPDATE pools SET fail_streak = fail_streak + ?, fault = ?, fault_at = ?, retry_at = ? WHERE name = ?",
+        (again, fault, now, retry_at, name),
     )
-    return row is not None and row[0] == 0
+    return row is not None and row[0] is None
 
 
 def note_success(db: sqlite3.Connection, name: str) -> bool:

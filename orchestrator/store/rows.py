@@ -43,5 +43,10 @@ def lease(row: sqlite3.Row) -> Lease:
 def slot(row: sqlite3.Row) -> Slot:
     """A ``slots`` row."""
     return Slot(
-        row["lease_id"], row["rank"], row["generation"], row["empty_since"], tuple(json.loads(row["lost_json"]))
+        lease_id=row["lease_id"],
+        rank=row["rank"],
+        generation=row["generation"],
+        empty_since=row["empty_since"],
+        lost=tuple(json.loads(row["lost_json"])),
+        lost_because=row["lost_because"],
     )

@@ -58,6 +58,7 @@ CREATE INDEX leases_holder ON leases (holder, seq);
 CREATE TABLE engines (
     id             TEXT PRIMARY KEY,
     pool           TEXT NOT NULL REFERENCES pools (name),
+    runtime        TEXT NOT NULL,        -- where it is, also after the pool was configured to be somewhere else
     state          TEXT NOT NULL CHECK (state IN ('starting', 'ready', 'leased', 'retiring', 'failed', 'gone')),
     state_since    REAL NOT NULL,
     name           TEXT NOT NULL UNIQUE,
@@ -78,8 +79,10 @@ CREATE TABLE engines (
     CHECK ((state = 'leased') = (lease_id IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX engines_port ON engines (port) WHERE state <> 'gone';
-CREATE UNIQUE INDEX engines_slot ON engines (lease_id, rank) WHERE state = 'leased';
-CREATE INDEX engines_pool ON engines (pool, state, ready_at);
+CREATE UNIQUE INDEX engines_slot ON engines (lease_id, rank);
+CREATE INDEX engines_live ON engines (created_at, id) WHERE state <> 'gone';
+CREATE INDEX engines_ready ON engines (pool, ready_at, id) WHERE state = 'ready';
+CREATE INDEX engines_gone ON engines (state_since) WHERE state = 'gone';
 
 -- Slot r of a lease: its generation rises at every engine that steps into it.
 CREATE TABLE slots (
@@ -88,6 +91,7 @@ CREATE TABLE slots (
     generation INTEGER NOT NULL DEFAULT 0,
     empty_since REAL,                    -- NULL: it has an engine
     lost_json  TEXT NOT NULL DEFAULT '[]', -- when its engines were lost, newest last
+    lost_because TEXT,                   -- why the last one was
     PRIMARY KEY (lease_id, rank)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX slots_empty ON slots (empty_since) WHERE empty_since IS NOT NULL;
