@@ -51,7 +51,10 @@ CREATE TABLE leases (
     ended_because TEXT,
     version       INTEGER NOT NULL DEFAULT 1
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX leases_live ON leases (pool, state, seq) WHERE state IN ('pending', 'active');
+-- Ended leases are kept for days: what is asked all the time must not look at them.
+CREATE INDEX leases_live ON leases (seq) WHERE state IN ('pending', 'active');
+CREATE INDEX leases_pending ON leases (pool, seq) WHERE state = 'pending';
+CREATE INDEX leases_held ON leases (holder, state, envs_wanted) WHERE state IN ('pending', 'active');
 CREATE INDEX leases_holder ON leases (holder, seq);
 
 -- One engine; its row is written before the engine host is asked for anything, and goes when nothing is left of it.
