@@ -11,8 +11,8 @@ from typing import NamedTuple
 from practice_engine.attacks import Attack, Height
 
 WORLD_WIDTH = 384
-EDGE = 22  # how near a fighter's middle may come to the edge
-BODY = 13  # half a fighter's width
+EDGE = 30  # how near a fighter's middle may come to the edge
+BODY = 17  # half a fighter's width
 FULL_ENERGY = 100
 FRAMES_PER_COUNT = 60  # the timer's unit
 
@@ -22,6 +22,7 @@ _JUMP_DRIFT = 3.0
 _WALK_FORWARD = 2.6
 _WALK_BACK = 2.1
 _GET_UP_FRAMES = 34
+_MISS_FRAMES = 8  # a blow into the air leaves one open for longer
 _CHIP = 0.12  # share of the damage that gets through a block
 
 # DIAMBRA's nine moves: none, left, up-left, up, up-right, right, down-right, down, down-left.
@@ -143,7 +144,9 @@ def _control(rules: Ruleset, me: Fighter, other: Fighter, action: Action) -> Fig
 
 def _duration(rules: Ruleset, me: Fighter) -> int:
     attack = rules.attacks[me.attack]
-    return attack.duration if attack is not None else 0
+    if attack is None:
+        return 0
+    return attack.duration if me.spent else attack.duration + _MISS_FRAMES
 
 
 def _begin(rules: Ruleset, me: Fighter, index: int) -> Fighter:

@@ -12,7 +12,7 @@ from practice_engine.game import FRAMES_PER_COUNT, Action, Fight, Ruleset, is_ov
 from practice_engine.games import Game
 from practice_engine.opponent import Mind, new_mind, think
 
-_SKILL = {"Easy": 0.12, "Medium": 0.45, "Hard": 0.8}
+_SKILL = {"Easy": 0.4, "Medium": 0.65, "Hard": 0.85}
 _SKILL_PER_STAGE = 0.03
 NO_ACTION: Action = (0, 0)
 
@@ -110,7 +110,7 @@ def skill_of(match: Match) -> float:
     game, (low, high) = match.game, match.game.difficulty
     difficulty = min(max(match.setup.difficulty or low, low), high)
     within = (difficulty - low) / max(1, high - low)
-    return min(1.0, _SKILL[game.clusters[difficulty]] + 0.1 * within + _SKILL_PER_STAGE * (match.stage - 1))
+    return min(1.0, _SKILL[game.clusters[difficulty]] + 0.08 * within + _SKILL_PER_STAGE * (match.stage - 1))
 
 
 def advance(match: Match, actions: Sequence[Action], frames: int = 1) -> Match:
