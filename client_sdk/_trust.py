@@ -67,7 +67,7 @@ def fault_text(fault: BaseException) -> str:
     inner: Any = fault
     while isinstance(inner, BaseException) and inner not in seen:
         seen.append(inner)
-        inner = getattr(inner, "reason", None) or inner.__cause__ or inner.__context__ or next(iter(inner.args), None)
+        inner = getattr(inner, "reason", None) or inner.__cause__ or next(iter(inner.args), None)
     last = seen[-1]
     text = (last.strerror if isinstance(last, OSError) else None) or str(last) or type(last).__name__
     return text.rstrip(".")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 from demo_host import DemoFault, Host, Interrupts, choose_runtime
 from demo_picture import save_picture
 
@@ -118,7 +119,7 @@ def _demo(options: argparse.Namespace, undo: ExitStack, interrupts: Interrupts) 
     with lease:
         _say("lease", f"{lease.id} after {time.monotonic() - asked_at:.2f} s")
         _say("", f"DIAMBRA_ENVS={lease.diambra_envs}")
-        players = _play(lease, options.seconds)
+        players = _play(lease, host, options.seconds)
     _say("release", f"lease {lease.id} is given back")
     # ---- until here
 
@@ -130,7 +131,7 @@ def _demo(options: argparse.Namespace, undo: ExitStack, interrupts: Interrupts) 
     print(f"\nA picture of all {len(players)} environments: {_short(path)}\n")
 
 
-def _play(lease: Lease, seconds: float) -> list[Player]:
+def _play(lease: Lease, host: Host, seconds: float) -> list[Player]:
     """Play all environments at the same time, and show how fast."""
     import diambra.arena as arena  # only now: it takes a second, and the engines start meanwhile
 
@@ -141,22 +142,23 @@ def _play(lease: Lease, seconds: float) -> list[Player]:
     try:
         for thread in threads:
             thread.start()
-        _watch(lease, players, seconds)
+        _watch(lease, host, players, seconds)
     finally:
         stop.set()
         for thread in threads:
             thread.join(timeout=5.0)  # one that hangs in a call ends with the program
-    _raise_first_error(players)
+    _raise_first_error(players, host)
     return players
 
 
-def _watch(lease: Lease, players: list[Player], seconds: float) -> None:
+def _watch(lease: Lease, host: Host, players: list[Player], seconds: float) -> None:
     live = sys.stdout.isatty()
     began_at, shown_at = time.monotonic(), 0.0
     ends_at: float | None = None
     while ends_at is None or time.monotonic() < ends_at:
+        host.check()
+        _raise_first_error(players, host)
         lease.check()
-        _raise_first_error(players)
         now = time.monotonic()
         if ends_at is None and all(player.frame is not None for player in players):
             ends_at = now + seconds
@@ -171,11 +173,17 @@ def _watch(lease: Lease, players: list[Player], seconds: float) -> None:
         print()
 
 
-def _raise_first_error(players: list[Player]) -> None:
+def _raise_first_error(players: list[Player], host: Host) -> None:
     for player in players:
         if player.error is not None:
-            text = str(player.error).strip() or type(player.error).__name__
-            raise DemoFault(f"Rank {player.rank} ({player.game}) could not be played: {text.splitlines()[0]}")
+            host.check(within_s=1.0)  # a daemon that died is the better reason
+            raise DemoFault(f"Rank {player.rank} ({player.game}) could not be played: {_sentence(player.error)}")
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}, {error.details()}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _speeds(players: list[Player]) -> str:

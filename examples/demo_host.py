@@ -180,6 +180,15 @@ class Host:
         self._await_answer(url)
         return url
 
+    def check(self, *, within_s: float = 0.0) -> None:
+        """DemoFault when the daemon has ended, or ends ``within_s``."""
+        assert self._daemon is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._daemon.wait(within_s)
+            if code < 0:
+                raise DemoFault(f"The daemon was killed by {signal.Signals(-code).name}; try again.")
+            raise DemoFault(f"The daemon ended with exit code {code}: {_last_line(self._log())}")
+
     def close(self) -> None:
         """End the daemon and its engines, and remove every file."""
         self._undo.close()
@@ -213,8 +222,7 @@ class Host:
         assert self._daemon is not None
         deadline = time.monotonic() + UP_WITHIN_S
         while True:
-            if self._daemon.poll() is not None:
-                raise DemoFault(f"The daemon ended at once: {_last_line(self._log())}")
+            self.check()
             with contextlib.suppress(ConnectionFault):
                 if _listens(self._port):  # the SDK would try again and again, at longer and longer intervals
                     Cornerman(url).whoami()
