@@ -9,6 +9,8 @@ from orchestrator.errors import InvalidTransition, NotFound
 from orchestrator.model import Engine, EngineState, Happening, transition
 from orchestrator.store import rows
 
+_SELECT = f"SELECT {rows.ENGINE} FROM engines"  # noqa: S608 - column names of ours
+
 
 def insert(db: sqlite3.Connection, engine: Engine) -> None:
     """Write the intent to have this engine."""
@@ -23,7 +25,7 @@ def insert(db: sqlite3.Connection, engine: Engine) -> None:
 
 def get(db: sqlite3.Connection, engine_id: str) -> Engine:
     """The engine of that id, also when it is gone; NotFound after that was forgotten."""
-    row = db.execute("SELECT * FROM engines WHERE id = ?", (engine_id,)).fetchone()
+    row = db.execute(f"{_SELECT} WHERE id = ?", (engine_id,)).fetchone()
     if row is None:
         raise NotFound(f"There is no engine {engine_id!r}: 'cornerman ps' lists those there are.")
     return rows.engine(row)
@@ -31,7 +33,7 @@ def get(db: sqlite3.Connection, engine_id: str) -> Engine:
 
 def live(db: sqlite3.Connection, *, runtime: str | None = None) -> list[Engine]:
     """All engines that are not gone, or those of one runtime, oldest first."""
-    found = map(rows.engine, db.execute("SELECT * FROM engines WHERE state <> 'gone' ORDER BY created_at, id"))
+    found = map(rows.engine, db.execute(f"{_SELECT} WHERE state <> 'gone' ORDER BY created_at, id"))
     return [engine for engine in found if runtime is None or engine.runtime == runtime]
 
 
@@ -42,15 +44,13 @@ def live_ids(db: sqlite3.Connection) -> set[str]:
 
 def of_lease(db: sqlite3.Connection, lease_id: str) -> list[Engine]:
     """The engines a lease holds now, by rank."""
-    return [
-        rows.engine(row) for row in db.execute("SELECT * FROM engines WHERE lease_id = ? ORDER BY rank", (lease_id,))
-    ]
+    return [rows.engine(row) for row in db.execute(f"{_SELECT} WHERE lease_id = ? ORDER BY rank", (lease_id,))]
 
 
 def ready(db: sqlite3.Connection, pool: str, limit: int) -> list[Engine]:
     """Up to ``limit`` engines that can be given away, those ready for longest first."""
     found = db.execute(
-        "SELECT * FROM engines WHERE pool = ? AND state = 'ready' AND NOT draining ORDER BY ready_at, id LIMIT ?",
+        f"{_SELECT} WHERE pool = ? AND state = 'ready' AND NOT draining ORDER BY ready_at, id LIMIT ?",
         (pool, limit),
     )
     return [rows.engine(row) for row in found]

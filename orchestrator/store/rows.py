@@ -9,18 +9,24 @@ from dataclasses import fields
 from orchestrator.model import Engine, EngineState, Lease, LeaseState, Slot
 
 ENGINE_COLUMNS = tuple(field.name for field in fields(Engine))
+ENGINE = ", ".join(ENGINE_COLUMNS)
+"""What to select for ``engine``: by place and not by name, because a tick reads a thousand of them."""
+
+_STATES = {state.value: state for state in EngineState}
+_STATE, _DRAINING = ENGINE_COLUMNS.index("state"), ENGINE_COLUMNS.index("draining")
 
 
 def engine(row: sqlite3.Row) -> Engine:
-    """An ``engines`` row."""
-    values = {name: row[name] for name in ENGINE_COLUMNS}
-    values["state"] = EngineState(values["state"])
-    values["draining"] = bool(values["draining"])
-    return Engine(**values)
+    """A row of the ``ENGINE`` columns of ``engines``."""
+    values = list(row)
+    values[_STATE] = _STATES[values[_STATE]]
+    values[_DRAINING] = values[_DRAINING] == 1
+    return Engine(*values)
 
 
 def lease(row: sqlite3.Row) -> Lease:
     """A ``leases`` row."""
+    labels = row["labels_json"]
     return Lease(
         id=row["id"],
         seq=row["seq"],
@@ -31,7 +37,7 @@ def lease(row: sqlite3.Row) -> Lease:
         ttl_s=row["ttl_s"],
         created_at=row["created_at"],
         expires_at=row["expires_at"],
-        labels=json.loads(row["labels_json"]),
+        labels=json.loads(labels) if labels != "{}" else {},
         note=row["note"],
         granted_at=row["granted_at"],
         ended_at=row["ended_at"],

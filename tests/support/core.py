@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.config import Config, build
 from orchestrator.interfaces import Probe, Runtime
-from orchestrator.leasing import Ask, Leasing, LeaseView
+from orchestrator.leasing import Ask, LeaseView, Leasing
 from orchestrator.model import Caller, Engine, EngineState, Lease, LeaseState, Policy, Pool, Scope, Slot
 from orchestrator.policies import policies
 from orchestrator.pool import PoolService
