@@ -21,7 +21,7 @@ from orchestrator.api import (
     system_calls,
     token_calls,
 )
-from orchestrator.api.bodies import ApiRequest, Bodies
+from orchestrator.api.bodies import DIRECT, ApiRequest, Bodies
 from orchestrator.api.calls import SECURITY, Calls
 from orchestrator.api.document import Document
 from orchestrator.api.guard import Guard
@@ -96,7 +96,7 @@ def _services(config: Config, database: Database, now: Now, monotonic: Monotonic
         tokens=Tokens(database, now, monotonic=monotonic),
         rate=RateLimit(config.server.requests_per_s, monotonic=monotonic),
         changes=Changes(database),
-        lanes=Lanes(config.server.threads, config.server.streams),
+        lanes=Lanes(config.server.threads, config.server.streams, spare=DIRECT),
         now=now,
         stopping=threading.Event(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from orchestrator.api.problems import BadRequest, TooSlow, WrongMediaType, too_l
 from orchestrator.errors import Unprocessable
 
 ARRIVES_WITHIN_S = 10.0
+DIRECT = 4
 
 
 class ApiRequest(Request):
@@ -25,12 +27,15 @@ class ApiRequest(Request):
 
 
 class Bodies:
-    """Reads bodies on threads of its own: one that never arrives must not keep a thread of the server's for ever.
+    """Reads bodies so that one that never arrives keeps none of the threads that others need.
 
-    When the refusal is sent, the server closes the connection, and that ends the reading as well.
+    Up to ``DIRECT`` at a time are read where they are needed, which is the fast way, and the server has so many threads
+    more. Others are read on threads of their own, with a deadline; when the refusal is sent, the server closes the
+    connection, and that ends the reading as well.
     """
 
     def __init__(self, readers: int, *, arrives_within_s: float = ARRIVES_WITHIN_S) -> None:
+        self._direct = threading.BoundedSemaphore(DIRECT)
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="body")
         self._arrives_within_s = arrives_within_s
 
@@ -50,6 +55,11 @@ class Bodies:
         wanted = MAX_BODY_BYTES + 1 if request.content_length is None else request.content_length
         if not wanted:
             return b""
+        if self._direct.acquire(blocking=False):
+            try:
+                return _read(stream, wanted)
+            finally:
+                self._direct.release()
         arriving: Future[bytes] = self._readers.submit(_read, stream, wanted)
         try:
             return arriving.result(self._arrives_within_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -91,8 +91,12 @@ class Calls:
         refuses: tuple[int, ...] = (),
         scope: Scope | None = None,
         vital: bool = False,
+        parameters: Sequence[Mapping[str, Any]] = (),
     ) -> Callable[[View], View]:
-        """Decorates the function that answers ``method`` at ``rule``; its docstring becomes the summary."""
+        """Decorates the function that answers ``method`` at ``rule``; its docstring becomes the summary.
+
+        ``parameters`` are those that it reads itself.
+        """
 
         def decorate(view: View) -> View:
             hints = get_type_hints(view)
@@ -105,12 +109,17 @@ class Calls:
                 operation_id=view.__name__,
                 security=[{SECURITY: []}] if scope else None,
                 responses={**answers, **_refusals(call, refuses)},
-                openapi_extensions={"x-scope": scope.value} if scope else {},
+                openapi_extensions=_more(scope, parameters),
                 provide_automatic_options=False,
             )(view)
             return view
 
         return decorate
+
+
+def _more(scope: Scope | None, parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    more: dict[str, Any] = {"x-scope": scope.value} if scope else {}
+    return {**more, "parameters": list(parameters)} if parameters else more
 
 
 def _refusals(call: Call, refuses: tuple[int, ...]) -> dict[int, dict[str, Any]]:

@@ -17,9 +17,9 @@ class Lanes:
     for its turn, a stream not at all.
     """
 
-    def __init__(self, threads: int, streams: int) -> None:
+    def __init__(self, threads: int, streams: int, *, spare: int = 0) -> None:
         reserve = min(RESERVE, max(1, (threads - streams) // 2))
-        self.ordinary = threading.BoundedSemaphore(max(1, threads - streams - reserve))
+        self.ordinary = threading.BoundedSemaphore(max(1, threads - streams - reserve) + spare)
         self.streams = threading.BoundedSemaphore(streams)
 
     def enter(self, *, vital: bool) -> Place:

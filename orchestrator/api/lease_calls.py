@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated
 
-from flask import Response
+from flask import Response, request
 from pydantic import Field, field_validator
 
 from client_sdk import models
 from orchestrator.api import views
-from orchestrator.api.calls import Calls, Header, Path, Query, answer
+from orchestrator.api.calls import Calls, Path, Query, answer
 from orchestrator.api.services import caller, services
 from orchestrator.api.waiting import lease_above
+from orchestrator.errors import Unprocessable
 from orchestrator.leasing import Ask, LeaseView
 from orchestrator.model import LeaseState, Scope
 
 _LABEL = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[^\x00]{0,255}$"
 _KEY = r"^[\x20-\x7e]{1,128}$"
-
-
-class KeyHeader(Header):
-    """The same key by the same holder gives the same lease."""
-
-    key: Annotated[str, Field(pattern=_KEY, description="Any text of ours, once for each thing asked for.")] | None = (
-        Field(default=None, alias="Idempotency-Key")
-    )
+_KEY_PARAMETER = {
+    "name": models.IDEMPOTENCY_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Any text of the caller's own: the same one again gives the same lease, for a day.",
+    "schema": {"type": "string", "pattern": _KEY},
+}
 
 
 class LeasePath(Path):
@@ -75,8 +76,9 @@ def register(calls: Calls) -> None:
         scope=Scope.LEASE,
         answers={200: models.Lease, 201: models.Lease, 202: models.Lease},
         refuses=(404, 409),
+        parameters=[_KEY_PARAMETER],
     )
-    def create_lease(header: KeyHeader, body: models.LeaseRequest) -> Response:
+    def create_lease(body: models.LeaseRequest) -> Response:
         """Ask for engines, all or nothing: 201 active, 202 waiting, 200 when the key stood for this lease already"""
         parts = services()
         ask = Ask(
@@ -87,7 +89,8 @@ def register(calls: Calls) -> None:
             labels=body.labels,
             note=body.note,
         )
-        view, made = parts.leasing.acquire(caller(), ask, key=header.key, body_sha256=_digest(body))
+        key = _key()
+        view, made = parts.leasing.acquire(caller(), ask, key=key, body_sha256=_digest(body) if key else "")
         status = 202 if view.lease.state is LeaseState.PENDING else 201 if made else 200
         return answer(views.lease(view), status, location=f"/v1/leases/{view.lease.id}")
 
@@ -148,6 +151,16 @@ def register(calls: Calls) -> None:
         """Give a lease back; again is fine"""
         services().leasing.release(caller(), path.lease_id)
         return Response(status=204)
+
+
+def _key() -> str | None:
+    """The idempotency key; Unprocessable when it is not one."""
+    key = request.headers.get(models.IDEMPOTENCY_HEADER)
+    if key is not None and not re.fullmatch(_KEY, key):
+        raise Unprocessable(
+            f"{models.IDEMPOTENCY_HEADER} must be 1 to 128 printable ASCII characters: a UUID does well."
+        )
+    return key
 
 
 def _digest(body: models.LeaseRequest) -> str:

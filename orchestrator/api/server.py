@@ -1,0 +1,152 @@
+"""The API process: serves the app over TLS until its parent goes or says so. Started by the pool process.
+
+    python -m orchestrator.api.server --config PATH
+
+It ends on SIGTERM, on SIGINT, and when its standard input reaches its end: whoever started it holds the other end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import structlog
+from granian.constants import HTTPModes, Interfaces
+from granian.log import LogLevels
+from granian.server import MTServer
+
+from orchestrator import logs
+from orchestrator.api.app import Api, create_app
+from orchestrator.api.bodies import DIRECT
+from orchestrator.config import Config, load
+from orchestrator.errors import ConfigError, CornermanError
+from orchestrator.store.database import Database
+
+ENDS_WITHIN_S = 3.0
+MOST_CONNECTIONS = 8192
+_M_ARENA_MAX = -8
+
+
+class Server(MTServer):
+    """granian within this process: its worker is a thread, where the stock one would be a second process (and 30 MB).
+
+    That is the class granian has for free-threaded Python; with an interpreter lock its calls take turns, as in any
+    threaded server.
+    """
+
+    def __init__(self, app: Api, config: Config) -> None:
+        certificate, key = certificate_files(config) if config.server.tls else (None, None)
+        super().__init__(
+            "orchestrator.api.app",
+            address=config.server.bind,
+            port=config.server.port,
+            interface=Interfaces.WSGI,
+            blocking_threads=config.server.threads + DIRECT,
+            blocking_threads_idle_timeout=600,
+            http=HTTPModes.http1,  # one connection is one call at a time, so that the lanes mean what they say
+            websockets=False,
+            backlog=2048,
+            backpressure=MOST_CONNECTIONS,  # connections, also silent ones
+            ssl_cert=certificate,
+            ssl_key=key,
+            log_level=LogLevels.error,
+            log_dictconfig={"version": 1, "disable_existing_loggers": False},  # ours is set up already
+        )
+        self._app = app
+
+    def run(self) -> None:
+        """Serve until told to end."""
+        self.serve(target_loader=lambda: self._app, wrap_loader=False)
+
+    def end(self) -> None:
+        """Let go of streams, then stop; the process is ended if that takes too long."""
+        threading.Thread(target=_end_anyway, name="end", daemon=True).start()
+        self._app.stop()
+        self.interrupt_signal = True
+        self.main_loop_interrupt.set()
+
+    def signal_handler_interrupt(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
+        """SIGTERM or SIGINT: what it does must not run inside the handler, because locks may be held there."""
+        threading.Thread(target=self.end, name="stop", daemon=True).start()
+
+    def signal_handler_reload(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
+        """SIGHUP: there is nothing to reload; granian would start a second worker."""
+
+    def _check_gil(self) -> None:
+        """granian would refuse an interpreter with a lock here."""
+
+
+def certificate_files(config: Config) -> tuple[Path, Path]:
+    """The certificate and key to serve with: those brought, else those made by 'cornerman init'; ConfigError without."""
+    if config.server.certificate is not None and config.server.key is not None:
+        return config.server.certificate, config.server.key
+    folder = config.state_dir / "tls"
+    certificate, key = folder / "server.pem", folder / "server.key"
+    for file in (certificate, key):
+        if not (file.is_file() and os.access(file, os.R_OK)):
+            raise ConfigError(f"{file} is missing or cannot be read: make the certificate with 'cornerman init'.")
+    return certificate, key
+
+
+def serve(config: Config) -> None:
+    """Serve until SIGTERM, SIGINT or the end of standard input."""
+    database = Database.open(config.database)
+    app = create_app(config, database)
+    server = Server(app, config)
+    threading.Thread(target=_watch_parent, args=(server,), name="parent", daemon=True).start()
+    log = structlog.get_logger("cornerman.api")
+    server.on_startup(lambda: log.info("API is listening", bind=config.server.bind, port=config.server.port))
+    server.run()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the API process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="cornerman-api", description="The API process of a Cornerman daemon.")
+    parser.add_argument("--config", type=Path, required=True, help="the configuration file")
+    chosen = parser.parse_args(arguments)
+    _use_few_arenas()
+    try:
+        config = load(chosen.config)
+        logs.configure(config.log_level)
+        serve(config)
+    except (CornermanError, OSError) as fault:
+        print(f"cornerman: {_words(fault)}", file=sys.stderr)  # noqa: T201 - for the journal, whatever the log is
+        return 1
+    return 0
+
+
+def _words(fault: Exception) -> str:
+    if isinstance(fault, OSError):
+        return f"The API cannot listen ({fault.strerror or fault}): choose another server.bind or server.port."
+    return str(fault)
+
+
+def _watch_parent(server: Server) -> None:
+    """Blocks until whoever holds the other end of standard input has gone."""
+    with suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    server.end()
+
+
+def _end_anyway() -> None:
+    time.sleep(ENDS_WITHIN_S)
+    os._exit(0)
+
+
+def _use_few_arenas() -> None:
+    """Keep glibc from holding memory back in an arena for each of many threads."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
