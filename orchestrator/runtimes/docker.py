@@ -7,7 +7,6 @@ container) or may be lost (the last look at CPU seconds).
 from __future__ import annotations
 
 import builtins
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,22 +15,21 @@ from typing import Any, TypeVar
 
 import requests
 from docker import APIClient
-from docker.errors import DockerException
-from docker.types import CancellableStream
 from docker.utils import kwargs_from_env
 
 from orchestrator.config import DockerHostConfig
 from orchestrator.errors import FaultKind, RuntimeFault
 from orchestrator.interfaces import LABEL_ENGINE, LABEL_INSTANCE, EngineSpec, HostEvent, Seen, Stats
-from orchestrator.runtimes import cgroups, docker_view
-from orchestrator.runtimes.docker_faults import brief, classify, translated
+from orchestrator.runtimes import cgroups, docker_images, docker_view
+from orchestrator.runtimes.docker_console import Consoles
+from orchestrator.runtimes.docker_events import EventStreams
+from orchestrator.runtimes.docker_faults import translated
 from orchestrator.runtimes.docker_network import EngineNetwork
 from orchestrator.runtimes.docker_spec import create_arguments, options_of
 from orchestrator.runtimes.loglines import tidy
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 QUIET_S = 300.0  # a stream that says nothing for so long is given up
-PULL_S = 3600.0
 NAME_S = 5.0  # how long a name may be taken by a container that cannot be seen
 
 T = TypeVar("T")
@@ -59,10 +57,11 @@ class DockerRuntime:
         self._instance = instance
         self._client: APIClient | None = None
         self._network = EngineNetwork()
+        self._consoles = Consoles()
+        self._terminals: set[str] = set()  # engines made here that have one and are not started yet
         self._cpu = cgroups.CpuMeter()
         self._asked: dict[str, frozenset[int]] = {}  # container id -> ports; they cannot change once it is made
-        self._events_since: int | None = None
-        self._streams: set[CancellableStream[Any]] = set()
+        self._events = EventStreams(instance)
         self._lock = threading.Lock()
 
     @property
@@ -80,12 +79,12 @@ class DockerRuntime:
     def resolve_image(self, image: str, *, pull: bool = True) -> str:
         """The digest or id of ``image``, pulled if it is absent; RuntimeFault(IMAGE_MISSING) when it cannot be had."""
         try:
-            return self._inspect_image(image)
+            return docker_images.pinned(self._connected(), image, url=self.url)
         except RuntimeFault as fault:
             if fault.kind is not FaultKind.IMAGE_MISSING or not pull:
                 raise
-        self._pull(image)
-        return self._inspect_image(image)
+        docker_images.pull(self._connected(), image, url=self.url)
+        return docker_images.pinned(self._connected(), image, url=self.url)
 
     def create(self, spec: EngineSpec) -> str:
         """Make the container; when its name is taken or the answer was lost, the one there is returned."""
@@ -106,9 +105,14 @@ class DockerRuntime:
 
     def start(self, handle: str) -> None:
         """Start it; starting a started one is success."""
+        if handle in self._terminals:
+            with suppress(RuntimeFault):  # its start will tell
+                self._call("attach to an engine", lambda api: self._consoles.listen(api, handle))
+                self._terminals.discard(handle)
         try:
             self._call("start an engine", lambda api: api.start(handle))
         except RuntimeFault as fault:
+            self._consoles.forget(handle)
             if fault.kind is FaultKind.BAD_SPEC:
                 self._network.forget()
             raise
@@ -121,6 +125,8 @@ class DockerRuntime:
             if fault.kind is not FaultKind.NOT_FOUND and "already in progress" not in str(fault):
                 raise
         self._cpu.forget(handle)
+        self._consoles.forget(handle)
+        self._terminals.discard(handle)
 
     def find(self, name: str) -> Seen | None:
         """The engine of that deterministic name, or None; a container of others by that name is none."""
@@ -142,7 +148,7 @@ class DockerRuntime:
             if fault.kind is FaultKind.NOT_FOUND or "marked for removal" in str(fault):
                 return []
             raise
-        return tidy(raw, tail)
+        return tidy(raw + self._consoles.unfinished(handle), tail)
 
     def stats(self, handle: str) -> Stats:
         """What it uses now, from the kernel's files if the engine is on this machine, else from Docker (a second)."""
@@ -153,19 +159,7 @@ class DockerRuntime:
 
     def events(self) -> Iterator[HostEvent]:
         """Follow this instance's events, from where the last following ended, until the stream ends or breaks."""
-        filters: dict[str, Any] = {
-            "type": "container",
-            "label": f"{LABEL_INSTANCE}={self._instance}",
-            "event": [*docker_view.EVENT_KINDS],
-        }
-        since = self._events_since or int(time.time())
-        stream: CancellableStream[Any] = self._call(
-            "tell its events", lambda api: api.events(since=since, filters=filters, decode=True)
-        )
-        with self._lock:
-            self._streams.add(stream)
-        self._events_since = since
-        return self._follow(stream)
+        return self._call("tell its events", self._events.follow)
 
     def taken_ports(self) -> set[int]:
         """Host ports of all containers, others' too; stopped ones, whose ports a list hides, are inspected once."""
@@ -182,14 +176,10 @@ class DockerRuntime:
 
     def close(self) -> None:
         """Stop following events and let go of the connections; the engines stay."""
-        with self._lock:
-            streams, client = builtins.list(self._streams), self._client
-        for stream in streams:
-            # A stream that ended meanwhile has no socket left to shut down.
-            with suppress(OSError, AttributeError, DockerException):
-                stream.close()
-        if client is not None:
-            client.close()
+        self._events.close()
+        self._consoles.forget_all()
+        if self._client is not None:
+            self._client.close()
 
     def _api(self) -> APIClient:
         if self._client is None:
@@ -201,6 +191,10 @@ class DockerRuntime:
             )
         return self._client
 
+    def _connected(self) -> APIClient:
+        with translated("answer", url=self.url):
+            return self._api()
+
     def _call(self, doing: str, call: Callable[[APIClient], T]) -> T:
         with translated(doing, url=self.url):
             return call(self._api())
@@ -209,7 +203,10 @@ class DockerRuntime:
         network = options_of(spec).network or self._call("make the engines' network", self._network.ensure)
         with translated("make an engine", url=self.url):
             api = self._api()
-            return str(api.create_container(**create_arguments(api, spec, network))["Id"])
+            handle = str(api.create_container(**create_arguments(api, spec, network))["Id"])
+        if options_of(spec).tty:
+            self._terminals.add(handle)
+        return handle
 
     def _same(self, there: dict[str, Any], spec: EngineSpec) -> str:
         labels = there["Config"].get("Labels") or {}
@@ -263,57 +260,3 @@ class DockerRuntime:
             return None
         inactive = memory.get("stats", {}).get("inactive_file", memory.get("stats", {}).get("total_inactive_file", 0))
         return cgroups.Usage(cpu.get("total_usage", 0) / 1e9, max(0, memory["usage"] - inactive))
-
-    def _inspect_image(self, image: str) -> str:
-        with translated(f"find the image {image}", url=self.url):
-            return docker_view.pinned(image, self._api().inspect_image(image))  # type: ignore[no-untyped-call]
-
-    def _pull(self, image: str) -> None:
-        try:
-            progress = self._call(f"pull the image {image}", lambda api: api.pull(image, stream=True, decode=True))
-            failed = self._wait_for_pull(image, progress)
-        except RuntimeFault as fault:
-            if fault.kind in (FaultKind.UNREACHABLE, FaultKind.TIMEOUT, FaultKind.DISK_FULL):
-                raise
-            raise _unobtainable(image, str(getattr(fault.__cause__, "explanation", fault))) from fault
-        if failed is not None:
-            if classify(None, failed) is FaultKind.DISK_FULL:
-                raise RuntimeFault(
-                    FaultKind.DISK_FULL,
-                    f"The disk is full, so {image} cannot be pulled: free space with 'docker system prune'.",
-                )
-            raise _unobtainable(image, failed)
-
-    def _wait_for_pull(self, image: str, progress: Iterator[dict[str, Any]]) -> str | None:
-        """Read the pull's progress to its end; returns what failed."""
-        deadline = time.monotonic() + PULL_S
-        with translated(f"pull the image {image}", url=self.url):
-            for step in progress:
-                if "error" in step:
-                    return str(step["error"])
-                if time.monotonic() > deadline:
-                    return f"not done after {PULL_S:.0f} s"
-        return None
-
-    def _follow(self, stream: CancellableStream[Any]) -> Iterator[HostEvent]:
-        try:
-            for raw in stream:
-                self._events_since = int(raw.get("time") or 0) or self._events_since
-                event = docker_view.host_event(raw)
-                if event is not None:
-                    yield event
-        except (DockerException, requests.RequestException, OSError, ValueError, AttributeError, json.JSONDecodeError):
-            return  # broken or closed in the middle of an event: ended
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-            with suppress(OSError, AttributeError, DockerException):
-                stream.close()
-
-
-def _unobtainable(image: str, why: str) -> RuntimeFault:
-    return RuntimeFault(
-        FaultKind.IMAGE_MISSING,
-        f"The image {image} is not here and cannot be pulled ({brief(why)}): check its name and this host's network, "
-        "run 'docker login' if it is private, or build or load it here.",
-    )
