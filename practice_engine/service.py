@@ -17,6 +17,7 @@ from practice_engine.options import Options
 from practice_engine.pacing import Pacer
 
 if TYPE_CHECKING:  # at run time EnvInit brings it in: an idle engine has no use for numpy and OpenCV
+    from practice_engine.canned import CannedSession
     from practice_engine.session import Session
 
 _LARGEST_FRAME_SIDE = 512
@@ -31,7 +32,7 @@ class EnvServer:
         self._options, self._log, self._exit_process = options, log, exit_process
         self._faults = Faults(options.crash_after, options.hang_after, options.eat_memory_after)
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session: Session | CannedSession | None = None
         self._game: Game | None = None
         self._pacer = Pacer(None)
         self._n_players = self._step_ratio = 1
@@ -57,11 +58,16 @@ class EnvServer:
             return self._load(game, asked, request)
 
     def _load(self, game: Game, asked: tuple[int, int, int], request: pb.EnvSettings) -> bytes:
+        from practice_engine.canned import CannedSession
         from practice_engine.session import Session, frame_shape_for
 
-        shape = frame_shape_for(game, asked)
-        self._n_players, self._step_ratio, self._game = request.n_players, request.step_ratio, game
-        self._session = Session(game, frame_shape=shape, step_ratio=request.step_ratio)
+        shape, ratio, players = frame_shape_for(game, asked), request.step_ratio, request.n_players
+        self._n_players, self._step_ratio, self._game = players, ratio, game
+        self._session = (
+            CannedSession(game, frame_shape=shape, step_ratio=ratio, n_players=players)
+            if self._options.canned
+            else Session(game, frame_shape=shape, step_ratio=ratio)
+        )
         self._pacer = Pacer(self._options.speed.frames_per_s(game))
         self._log(f"Environment initialized: {game.game_id}, {request.n_players}P, frame {shape}.")
         return wire.init_response(game, shape)
