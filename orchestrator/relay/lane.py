@@ -47,7 +47,7 @@ class Result:
 class EngineCalls(Protocol):
     """Calls an engine."""
 
-    async def __call__(self, address: str, method: Method, request: bytes, *, timeout_s: float) -> Outcome:
+    async def __call__(self, key: str, address: str, method: Method, request: bytes, *, timeout_s: float) -> Outcome:
         """The engine's reply, or its error; UNAVAILABLE when it is gone, DEADLINE_EXCEEDED when it hangs."""
 
 
@@ -175,7 +175,7 @@ class Lane:
         try:
             assert seat.address is not None
             timeout_s = self.deadlines_s[method]
-            outcome = await self._call_engine(seat.address, method, request, timeout_s=timeout_s)
+            outcome = await self._call_engine(seat.engine_id or "", seat.address, method, request, timeout_s=timeout_s)
             took = self._monotonic() - began
             outcome = await self._explained(seat, method, outcome, took)
             if outcome.reply is not None and method is Method.ENV_INIT:
