@@ -187,6 +187,8 @@ class Host:
             code = self._daemon.wait(within_s)
             if code < 0:
                 raise DemoFault(f"The daemon was killed by {signal.Signals(-code).name}; try again.")
+            for line in self._log().splitlines()[-6:-1]:
+                print(f"  {line}", file=sys.stderr)
             raise DemoFault(f"The daemon ended with exit code {code}: {_last_line(self._log())}")
 
     def close(self) -> None:
