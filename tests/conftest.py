@@ -121,9 +121,7 @@ def docker_host() -> str:
 
     host = find_host()
     if host is None:
-        leave_out(
-            os.environ.get("CORNERMAN_NO_DOCKER") or "no Docker Engine answers (set DOCKER_HOST, or run make test)"
-        )
+        leave_out(os.environ.get("TESTS_NO_DOCKER") or "no Docker Engine answers (set DOCKER_HOST, or run make test)")
     return host
 
 

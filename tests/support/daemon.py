@@ -12,6 +12,7 @@ import sqlite3
 import ssl
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 30.0
+FAMILY_MARK = "TESTS_DAEMON"
 
 
 def cornerman() -> Path:
@@ -41,6 +43,7 @@ class Daemon:
         self.url = ""
         self.env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.env.pop("CORNERMAN_URL", None)
+        self.env[FAMILY_MARK] = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,6 +61,10 @@ class Daemon:
     def running(self) -> bool:
         """Whether ``cornerman serve`` runs."""
         return self._process is not None and self._process.poll() is None
+
+    def family(self) -> dict[int, str]:
+        """Pid and command line of all its living processes: pool, API and practice engines, which have sessions of their own."""
+        return processes.marked_processes(self.env[FAMILY_MARK], name=FAMILY_MARK)
 
     @property
     def exit_code(self) -> int | None:
@@ -159,7 +166,9 @@ class Daemon:
                 f"the daemon did not stop in {timeout_s:g} s; its log ends:\n{self.log_tail()}"
             ) from None
         try:
-            wait_until(lambda: not processes.group_members(process.pid), 5, what="the end of the daemon's processes")
+            wait_until(lambda: not self.family(), 5, what="the end of the daemon's processes")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.family()}") from None
         finally:
             self._end()
         return code
@@ -183,6 +192,8 @@ class Daemon:
     def _end(self) -> None:
         if self._process is not None:
             processes.end_group(self._process)
+        processes.kill(self.family())
+        wait_until(lambda: not self.family(), 10, what="the end of the daemon's processes after SIGKILL")
 
 
 def engine_containers(docker_host: str, instance: str) -> list[str]:

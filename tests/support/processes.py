@@ -16,9 +16,9 @@ MARK = "CORNERMAN_TEST_RUN"
 _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
-def marked_processes(mark: str) -> dict[int, str]:
+def marked_processes(mark: str, *, name: str = MARK) -> dict[int, str]:
     """Pid and command line of the living processes whose environment says that they come from the run ``mark``."""
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{name}={mark}".encode()
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():
