@@ -6,6 +6,7 @@ This process runs the pool; the API is a child process. They meet only in the st
 from __future__ import annotations
 
 import datetime
+import shutil
 import threading
 import time
 from contextlib import ExitStack
@@ -106,10 +107,13 @@ def _docker(config: Config, instance: str) -> Runtime:
     return DockerRuntime(config.docker, instance)
 
 
-def _process(_config: Config, instance: str) -> Runtime:
+def _process(config: Config, instance: str) -> Runtime:
     from orchestrator.runtimes.process import ProcessRuntime
 
-    return ProcessRuntime(instance)
+    homes = config.state_dir / "engines"
+    shutil.rmtree(homes, ignore_errors=True)  # left by a life that was killed; its engines ended with it
+    homes.mkdir(mode=0o700)
+    return ProcessRuntime(instance, homes)
 
 
 def _fake(_config: Config, instance: str) -> Runtime:

@@ -63,8 +63,9 @@ class ProcessRuntime:
 
     name = "process"
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, folder: Path | None = None) -> None:
         self._instance = instance
+        self._folder = folder  # where engines get their private homes; the system's place for such things by default
         self._engines: dict[str, _Engine] = {}  # by handle
         self._followers: builtins.list[queue.Queue[HostEvent | None]] = []
         self._cpu = CpuMeter()
@@ -208,7 +209,7 @@ class ProcessRuntime:
             engine.claims_port = True
 
     def _launch(self, engine: _Engine) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="cornerman-engine-"))
+        folder = Path(tempfile.mkdtemp(prefix="cornerman-engine-", dir=self._folder))
         engine.folder = folder
         for name in ("home", "tmp"):
             (folder / name).mkdir()
