@@ -82,6 +82,12 @@ class EngineWork:
                 self._note_well(db, pool_name, now)
         return None
 
+    def call_well(self, pool_name: str) -> None:
+        """Whatever was wrong with a pool, it lacks nothing now."""
+        now = self._now()
+        with self._database.write() as db:
+            self._note_well(db, pool_name, now)
+
     def _note_well(self, db: sqlite3.Connection, pool_name: str, now: float) -> None:
         if pools.note_success(db, pool_name):
             events.record(db, "pool.recovered", f"pool {pool_name} is well again", now=now, pool=pool_name)

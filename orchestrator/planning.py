@@ -44,6 +44,13 @@ class ResolveImage:
 
 
 @dataclass(frozen=True, slots=True)
+class CallWell:
+    """A pool that could not start engines has all it wants."""
+
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartEngine:
     """Write the intent to start one more engine."""
 
@@ -138,6 +145,7 @@ class FailLease:
 
 Command = (
     ResolveImage
+    | CallWell
     | StartEngine
     | LaunchEngine
     | ProbeEngines
@@ -321,6 +329,8 @@ def _starts(view: _View, busy: Collection[str], now: float) -> list[Command]:
     coming = [*view.spare, *(engine for engine in starting if not engine.draining)]
     fresh = sum(1 for engine in coming if _is_stale(engine, pool, now) is None)
     missing = wanted(pool, leased=view.leased, demand=view.demand) - view.leased - fresh
+    if missing <= 0 and not starting:
+        return [CallWell(pool.name)] if pool.fault is not None else []
     room = pool.max_engines - len(view.engines)
     at_once = (1 if pool.fail_streak else pool.policy.max_starting) - len(starting)
     return commands + [StartEngine(pool.name)] * max(0, min(missing, room, at_once))

@@ -214,6 +214,8 @@ class PoolService:
                 self._jobs.submit(f"stray:{handle}", "remove", lambda: self._remove_stray(runtime, handle, name))
             case planning.ResolveImage(pool):
                 self._jobs.submit(f"pool:{pool}", "resolve", lambda: self._work.resolve(pool))
+            case planning.CallWell(pool):
+                self._work.call_well(pool)
             case planning.RetireEngine(engine_id, reason):
                 self._retire(engine_id, reason)
             case planning.GrantLease(lease_id):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -43,6 +45,9 @@ class Daemon(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        numbers = itertools.count(1)
+        self.patches = pytest.MonkeyPatch()  # ids in order, so that a history can be played again
+        self.patches.setattr(secrets, "token_hex", lambda nbytes: f"{next(numbers):0{2 * nbytes}x}")
         self.folder = Path(tempfile.mkdtemp(prefix="cm-core-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         self.fuse = Fuse()
         self.core = Core(
@@ -68,6 +73,7 @@ class Daemon(RuleBasedStateMachine):
         finally:
             self.core.close()
             self.logging.__exit__(None, None, None)
+            self.patches.undo()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def survive(self, what: Any) -> Any:
@@ -324,7 +330,9 @@ class Daemon(RuleBasedStateMachine):
             leased = sum(engine.state is EngineState.LEASED for engine in here)
             if len(here) != min(pool["max_engines"], leased + 1) and not demand[name]:
                 found.append(f"{name} has {len(here)} engines, {leased} of them leased")
-            head = next((one for one in core.live_leases() if one.pool == name and one.state is LeaseState.PENDING), None)
+            head = next(
+                (one for one in core.live_leases() if one.pool == name and one.state is LeaseState.PENDING), None
+            )
             if head is not None and leased + head.envs_wanted <= pool["max_engines"]:
                 found.append(f"{head.id} waits for {head.envs_wanted} of {name}, where {leased} are leased")
             if core.pool_state(name).fault:
