@@ -18,6 +18,7 @@ _SPARK_FRAMES = 7
 _CALL_FRAMES = 45
 _ARMED_GAMES = frozenset({"samsh5sp", "soulclbr"})
 _KEPT_STAGES = 2
+_SMALLEST_SIDE = 32  # smaller frames are drawn at this size and shrunk
 
 # One engine has one core's worth of work; OpenCV's own threads would only fight with the other engines'.
 cv2.setNumThreads(1)
@@ -27,10 +28,11 @@ class Renderer:
     """Draws one game's frames at one shape (height, width, channels), where one channel means grey."""
 
     def __init__(self, game: Game, shape: tuple[int, int, int]) -> None:
-        height, width, channels = shape
-        self._game = game
+        channels = shape[2]
+        height, width = max(_SMALLEST_SIDE, shape[0]), max(_SMALLEST_SIDE, shape[1])
+        self._game, self._size = game, (shape[1], shape[0])
         self._scale = Scale(width / WORLD_WIDTH, height / WORLD_HEIGHT, grey=channels == 1)
-        picture = (height, width) if channels == 1 else shape
+        picture = (height, width) if channels == 1 else (height, width, channels)
         self._canvas: Image = np.zeros(picture, np.uint8)
         self._base: Image = np.zeros(picture, np.uint8)
         self._base_key: tuple[object, ...] = ()
@@ -58,7 +60,10 @@ class Renderer:
         if self._round_frames - fight.frames_left < _CALL_FRAMES:
             self._blit(self._call(sum(match.wins) + 1), WORLD_WIDTH / 2, 84)
         self._bars.draw(self._canvas, match, seconds_left(match))
-        return self._canvas.reshape(-1).data
+        frame = self._canvas
+        if self._size != (frame.shape[1], frame.shape[0]):
+            frame = np.asarray(cv2.resize(frame, self._size, interpolation=cv2.INTER_AREA), np.uint8)
+        return frame.reshape(-1).data
 
     def _restore(self, match: Match) -> None:
         """Take away what the last frame drew over the base; make a new base when round or stage changed."""

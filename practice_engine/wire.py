@@ -131,10 +131,11 @@ class StepEncoder:
             _GAME_STATES, (dones.round, dones.stage, dones.game, dones.episode, dones.env), strict=True
         ):
             game_states[key] = done
-        return _join(frame, self._observation.SerializeToString(), self._rest.SerializeToString())
+        return join(frame, self._observation.SerializeToString(), self._rest.SerializeToString())
 
 
-def _join(frame: memoryview, ram_states: bytes, rest: bytes) -> bytes:
+def join(frame: memoryview, ram_states: bytes, rest: bytes) -> bytes:
+    """A StepResetResponse from its frame, its serialised RAM states, and its serialised reward and info."""
     frame_head = _LENGTH_DELIMITED_1 + _varint(frame.nbytes)
     inside = len(frame_head) + frame.nbytes + len(ram_states)
     return b"".join((_LENGTH_DELIMITED_1, _varint(inside), frame_head, frame, ram_states, rest))
