@@ -265,6 +265,23 @@ def test_an_engine_that_asks_for_credentials_is_found_out(host: DockerHost, new_
     wait_until(lambda: diagnosis.asks_for_credentials(host.runtime.logs(handle, 20)), 5)
 
 
+def test_the_practice_engine_asks_as_the_real_one_does(host: DockerHost, new_spec: Specs, practice_image: str) -> None:
+    """Report 32: an engine without credentials is found out from its log within seconds, while its port stays closed."""
+    spec = new_spec(image=practice_image, args=("--require-credentials",), options={"memory_mb": 512})
+    handle = host.runtime.create(spec)
+    host.runtime.start(handle)
+    wait_until(lambda: diagnosis.asks_for_credentials(host.runtime.logs(handle, 20)), 20)
+    assert not host.probe("127.0.0.1", spec.port, timeout_s=0.5)
+
+
+def test_the_practice_engine_runs_hardened(host: DockerHost, new_spec: Specs, practice_image: str) -> None:
+    """The practice engine's image answers with every hardening on, a read-only root among them."""
+    spec = new_spec(image=host.runtime.resolve_image(practice_image), options={"memory_mb": 512, "read_only": True})
+    handle = host.runtime.create(spec)
+    host.runtime.start(handle)
+    wait_until(lambda: host.probe("127.0.0.1", spec.port, timeout_s=1), 60, what="an answer of the practice engine")
+
+
 # ------------------------------------------------------------ logs
 
 
