@@ -7,8 +7,10 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ from client_sdk._url import parse
 from orchestrator import config
 from orchestrator.config import Config
 from tests.support.ports import free_port, free_port_range
-from tests.support.processes import alive
+from tests.support.processes import FAMILY_MARK, marked_processes
 from tests.support.waiting import wait_until
 
 CORNERMAN = Path(sys.executable).with_name("cornerman")
@@ -121,16 +123,20 @@ class RealDaemon:
         with self.session() as session:
             yield AdminApi(session), Api(session)
 
+    @property
+    def instance(self) -> str:
+        """What its containers carry in the label ``cornerman.instance``."""
+        with contextlib.closing(sqlite3.connect(self.config.database)) as database:
+            row = database.execute("SELECT value FROM meta WHERE key = 'instance'").fetchone()
+        return str(row[0])
+
+    def family(self) -> dict[int, str]:
+        """Pid and command line of all its living processes: pool, API and practice engines, in sessions of their own."""
+        return marked_processes(self.environ[FAMILY_MARK], name=FAMILY_MARK)
+
     def api_pids(self) -> set[int]:
-        """The living processes of its API, all in one session."""
-        mark = str(self.folder / "cornerman.toml").encode()
-        found = set()
-        for folder in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                line = (folder / "cmdline").read_bytes()
-                if folder.name.isdigit() and b"orchestrator.api.server" in line and mark in line:
-                    found.add(int(folder.name))
-        return {pid for pid in found if alive(pid)}
+        """The living processes of its API."""
+        return {pid for pid, line in self.family().items() if "orchestrator.api.server" in line}
 
 
 def set_up(
@@ -151,7 +157,8 @@ def set_up(
         text, count = re.subn(rf"^#?{name} = .*$", f"{name} = {value}", text, count=1, flags=re.MULTILINE)
         assert count == 1, f"there is no setting {name} in the file"
     path.write_text(text)
-    return RealDaemon(folder, port, done.stdout.strip(), dict(environ or {}))
+    own = {FAMILY_MARK: uuid.uuid4().hex, **(environ or {})}
+    return RealDaemon(folder, port, done.stdout.strip(), own)
 
 
 def cornerman(*arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
