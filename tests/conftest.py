@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from tests.support.waiting import wait_until as _wait_until
 if TYPE_CHECKING:
     import docker
 
-    from tests.support.daemon import Daemon
     from tests.support.docker_engine import PrivateEngine
+    from tests.support.real_daemon import RealDaemon
 
 ROOT = Path(__file__).resolve().parent.parent
 SDK_TESTS = ROOT / "tests" / "unit" / "client_sdk"
@@ -64,16 +64,7 @@ def silent_process_guard() -> Iterator[None]:
     before = processes.marked_processes(mark)
     yield
 
-    def left() -> dict[int, str]:
-        return {pid: line for pid, line in processes.marked_processes(mark).items() if pid not in before}
-
-    try:
-        _wait_until(lambda: not left(), 5)
-    except AssertionError:
-        remaining = left()
-        processes.kill(remaining)
-        listing = "\n".join(f"  {pid}: {line}" for pid, line in remaining.items())
-        pytest.fail(f"these tests left processes behind (killed now):\n{listing}", pytrace=False)
+    processes.end_marked(mark, but=before)
 
 
 @pytest.fixture
@@ -97,21 +88,39 @@ def state_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def new_daemon(request: pytest.FixtureRequest) -> Iterator[Callable[..., Daemon]]:
-    """``new_daemon()`` gives one more installation in a folder of its own; all are stopped and removed after the test."""
-    from tests.support.daemon import Daemon
+def new_daemon(request: pytest.FixtureRequest) -> Iterator[Callable[..., RealDaemon]]:
+    """``new_daemon("--runtime", "process", ...)`` is ``set_up`` of tests.support.real_daemon in a folder of its own.
 
-    host = request.getfixturevalue("docker_host") if "docker_host" in request.fixturenames else None
+    After the test each one is stopped, and its folder and its containers are removed; a process that is left fails the test.
+    """
+    from tests.support.real_daemon import set_up
+
+    docker_fixtures = {"docker_host", "practice_image"} & set(request.fixturenames)
+    host = request.getfixturevalue("docker_host") if docker_fixtures else None
+
+    def end(daemon: RealDaemon, mark: str) -> None:
+        with ExitStack() as undo:
+            if host is not None:
+                undo.callback(_remove_engines, host, daemon)
+            undo.callback(processes.end_marked, mark, name=processes.FAMILY_MARK)
+            daemon.close()
+
     with ExitStack() as undo:
 
-        def make(**options: Any) -> Daemon:
-            folder = Path(tempfile.mkdtemp(prefix="cm-"))
+        def make(*arguments: str, environ: Mapping[str, str] | None = None, **options: Any) -> RealDaemon:
+            folder, mark = Path(tempfile.mkdtemp(prefix="cm-")), uuid.uuid4().hex
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            daemon = Daemon(folder, **options)
-            undo.callback(daemon.close, docker_host=host)
+            daemon = set_up(folder, *arguments, environ={**(environ or {}), processes.FAMILY_MARK: mark}, **options)
+            undo.callback(end, daemon, mark)
             return daemon
 
         yield make
+
+
+def _remove_engines(host: str, daemon: RealDaemon) -> None:
+    from tests.support.docker_engine import remove_engines
+
+    remove_engines(host, daemon.instance)
 
 
 @pytest.fixture(scope="session")

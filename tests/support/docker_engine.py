@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -37,6 +38,27 @@ def _answers(host: str) -> bool:
         return False
     client.close()
     return True
+
+
+def engines_of(host: str, instance: str) -> list[str]:
+    """Names of the containers, running or not, that carry an installation's label."""
+    client = connect(host)
+    try:
+        found = client.api.containers(all=True, filters={"label": f"cornerman.instance={instance}"})
+    finally:
+        client.close()
+    return sorted(container["Names"][0].removeprefix("/") for container in found)
+
+
+def remove_engines(host: str, instance: str) -> None:
+    """Remove every container that carries an installation's label; they outlive their daemon on purpose."""
+    client = connect(host)
+    try:
+        for container in client.api.containers(all=True, filters={"label": f"cornerman.instance={instance}"}):
+            with contextlib.suppress(docker.errors.APIError):  # gone, or going, already
+                client.api.remove_container(container["Id"], force=True)
+    finally:
+        client.close()
 
 
 @dataclass(frozen=True)

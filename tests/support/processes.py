@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from tests.support.waiting import wait_until
 
 MARK = "CORNERMAN_TEST_RUN"
+FAMILY_MARK = "TESTS_DAEMON"
 # multiprocessing keeps these for the whole life of the process that used it.
 _KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -29,6 +30,22 @@ def marked_processes(mark: str, *, name: str = MARK) -> dict[int, str]:
                 if command and not any(kept in command for kept in _KEPT):
                     found[int(folder.name)] = command
     return found
+
+
+def end_marked(mark: str, *, name: str = MARK, but: Collection[int] = ()) -> None:
+    """Kill what still runs of those a moment from now, and then fail with their command lines; ``but`` are spared."""
+
+    def left() -> dict[int, str]:
+        return {pid: line for pid, line in marked_processes(mark, name=name).items() if pid not in but}
+
+    try:
+        wait_until(lambda: not left(), 5)
+    except AssertionError:
+        remaining = left()
+        kill(remaining)
+        wait_until(lambda: not left(), 10, what="the end of processes that got SIGKILL")
+        listing = "\n".join(f"  {pid}: {line}" for pid, line in remaining.items())
+        raise AssertionError(f"these processes were left behind (killed now):\n{listing}") from None
 
 
 def alive(pid: int) -> bool:
