@@ -7,7 +7,8 @@ from practice_engine.cli import authorize
 
 def test_stored_credentials_are_announced(tmp_path: Path) -> None:
     """With a credentials file the engine says so in the real engine's words and goes on."""
-    file, said = tmp_path / "credentials", []
+    file = tmp_path / "credentials"
+    said: list[str] = []
     file.write_text("secret")
     assert authorize(file, say=said.append)
     assert said == ["Stored credentials found.", "Authorization granted."]

@@ -21,7 +21,8 @@ SHAPES = [(128, 128, 1), (84, 84, 3), (1, 1, 1), (512, 512, 1), (33, 200, 3)]
 
 def picture(renderer: Renderer, match: Match, shape: tuple[int, int, int]) -> Picture:
     """A copy of the match's frame."""
-    return np.frombuffer(renderer.draw(match), np.uint8).reshape(shape).copy()
+    frame: Picture = np.frombuffer(renderer.draw(match), np.uint8).reshape(shape)
+    return np.array(frame, np.uint8)
 
 
 def played(game_id: str, steps: int, seed: int = 1) -> list[Match]:
