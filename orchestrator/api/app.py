@@ -46,6 +46,7 @@ class Api(OpenAPI):
 
     request_class = ApiRequest
     services: Services
+    calls: Calls
 
     def stop(self) -> None:
         """Let go of long polls and event streams, so that the server can end at once."""
@@ -70,6 +71,7 @@ def create_app(
     app.extensions["cornerman"] = app.services
 
     calls, document = Calls(app), Document(app)
+    app.calls = calls
     for module in (lease_calls, engine_calls, pool_calls, event_calls, token_calls):
         module.register(calls)
     system_calls.register(calls, document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
@@ -108,13 +109,26 @@ class Calls:
                 tags=[{"name": tag}],
                 operation_id=view.__name__,
                 security=[{SECURITY: []}] if scope else None,
-                responses={**answers, **_refusals(call, refuses)},
+                responses={
+                    **{status: _described(what) for status, what in answers.items()},
+                    **_refusals(call, refuses),
+                },
                 openapi_extensions=_more(scope, parameters),
                 provide_automatic_options=False,
             )(view)
             return view
 
         return decorate
+
+
+def _described(what: Any) -> dict[str, Any]:
+    """An answer of a wire model, or none at all; its schema joins the document when that is made, not at every start."""
+    if what is None:
+        return {"description": "Done"}
+    if isinstance(what, dict):
+        return what
+    schema = {"schema": {"$ref": f"#/components/schemas/{what.__name__}"}}
+    return {"description": inspect.getdoc(what), "content": {"application/json": schema}}
 
 
 def _more(scope: Scope | None, parameters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

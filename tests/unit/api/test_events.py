@@ -29,7 +29,9 @@ class Listener:
     """An open event stream."""
 
     def __init__(self, desk: Desk, query: str = "", **headers: str) -> None:
-        self.response: TestResponse = desk.send("GET", f"/v1/events{query}", headers={**STREAM, **headers}, buffered=False)
+        self.response: TestResponse = desk.send(
+            "GET", f"/v1/events{query}", headers={**STREAM, **headers}, buffered=False
+        )
         assert self.response.status_code == 200
         assert self.response.mimetype == "text/event-stream"
         self._chunks: Iterator[bytes] = iter(self.response.response)  # type: ignore[arg-type]
