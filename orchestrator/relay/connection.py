@@ -94,7 +94,8 @@ class Connection:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outbox:
-                    batch, size = [], 0
+                    batch: list[bytes] = []
+                    size = 0
                     while self._outbox and (not batch or size + len(self._outbox[0]) <= JOIN_BYTES):
                         frame = self._outbox.popleft()
                         batch.append(frame)

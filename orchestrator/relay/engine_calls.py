@@ -11,7 +11,10 @@ from orchestrator.relay.lane import Outcome
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # an engine that follows another on the same port gets a connection of its own
+    (
+        "grpc.use_local_subchannel_pool",
+        1,
+    ),  # an engine that follows another on the same port gets a connection of its own
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )

@@ -18,10 +18,10 @@ def next_seq(db: sqlite3.Connection) -> int:
 
 
 def insert(db: sqlite3.Connection, lease: Lease) -> None:
-    """Write a new lease and its slots, all of them empty."""
+    """Write a new lease, pending or active; its slots come with ``add_slots``."""
     db.execute(
-        "INSERT INTO leases (id, seq, state, pool, holder, labels_json, note, envs_wanted, ttl_s, created_at, expires_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO leases (id, seq, state, pool, holder, labels_json, note, envs_wanted, ttl_s, created_at, expires_at, "
+        "granted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             lease.id,
             lease.seq,
@@ -34,6 +34,7 @@ def insert(db: sqlite3.Connection, lease: Lease) -> None:
             lease.ttl_s,
             lease.created_at,
             lease.expires_at,
+            lease.granted_at,
         ),
     )
 
@@ -159,6 +160,16 @@ def forget_ended(db: sqlite3.Connection, before: float) -> int:
         "DELETE FROM leases WHERE ended_at < ? AND id NOT IN (SELECT lease_id FROM engines WHERE lease_id IS NOT NULL)",
         (before,),
     ).rowcount
+
+
+def versions(db: sqlite3.Connection) -> dict[str, int]:
+    """The version of every active lease."""
+    return dict(db.execute("SELECT id, version FROM leases WHERE state = 'active'").fetchall())
+
+
+def note_called(db: sqlite3.Connection, lease_id: str, at: float) -> None:
+    """Somebody called one of its engines."""
+    db.execute("UPDATE leases SET last_call_at = ? WHERE id = ? AND state = 'active'", (at, lease_id))
 
 
 # ---------------------------------------------------------------- slots

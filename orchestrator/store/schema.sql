@@ -46,6 +46,7 @@ CREATE TABLE leases (
     ttl_s         REAL NOT NULL,
     created_at    REAL NOT NULL,
     granted_at    REAL,
+    last_call_at  REAL,               -- a call to any of its engines, as far as the relay saw it
     expires_at    REAL NOT NULL,
     ended_at      REAL,
     ended_because TEXT,
@@ -140,3 +141,17 @@ CREATE TABLE inquiries (
     answer_json   TEXT
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX inquiries_open ON inquiries (asked_at) WHERE answer_json IS NULL;
+
+-- What the lanes of a lease have done, as the relay saw it.
+CREATE TABLE meters (
+    lease_id    TEXT NOT NULL REFERENCES leases (id) ON DELETE CASCADE,
+    rank        INTEGER NOT NULL,
+    steps       INTEGER NOT NULL,
+    raw_bytes   INTEGER NOT NULL,
+    wire_bytes  INTEGER NOT NULL,
+    engine_s    REAL NOT NULL,
+    queue_s     REAL NOT NULL,
+    steps_per_s REAL NOT NULL,        -- between the last two times it was written
+    updated_at  REAL NOT NULL,
+    PRIMARY KEY (lease_id, rank)
+) STRICT, WITHOUT ROWID;
