@@ -112,7 +112,7 @@ def _process(config: Config, instance: str) -> Runtime:
 
     homes = config.state_dir / "engines"
     shutil.rmtree(homes, ignore_errors=True)  # left by a life that was killed; its engines ended with it
-    homes.mkdir(mode=0o700)
+    homes.mkdir(mode=0o700, exist_ok=True)
     return ProcessRuntime(instance, homes)
 
 
