@@ -44,7 +44,7 @@ def run(docker_client: docker.DockerClient, practice_image: str) -> Iterator[Run
                 pids_limit=64,
                 labels={"cornerman.test": "practice-image"},
                 user="12345:12345",
-                ports={"50051/tcp": ("127.0.0.1", None)},
+                ports={"50051/tcp": ("127.0.0.1", 0)},
                 mem_limit=memory,
                 memswap_limit=memory,
                 environment=environ or {},
