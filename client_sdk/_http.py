@@ -143,10 +143,7 @@ class Session:
                 f"({_trust.fault_text(fault)}); get a new string on the host, or look who answers there."
             ) from fault
         except RequestException as fault:
-            raise ConnectionFault(
-                f"{self.target.authority} was not reached ({_trust.fault_text(fault)}); "
-                "is the daemon running, and the port open to you?"
-            ) from fault
+            raise _trust.not_reached(self.target, fault) from fault
         self._check(response)
         return response
 

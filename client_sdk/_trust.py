@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import re
 import ssl
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -31,17 +34,39 @@ def fetch_ca(target: Target, *, proxies: Mapping[str, str], timeout_s: float = 1
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler(dict(proxies)), urllib.request.HTTPSHandler(context=unverified)
     )
-    try:
-        with opener.open(f"{target.base_url}/ca.pem", timeout=timeout_s) as answer:
-            text = answer.read(_MAX_PEM_BYTES).decode("ascii", "replace")
-    except (OSError, ValueError) as fault:  # URLError and HTTPError are OSErrors
-        raise ConnectionFault(f"{target.authority} did not hand out its certificate: {fault_text(fault)}.") from fault
+    text = _read(opener, f"{target.base_url}/ca.pem", target, timeout_s)
     for pem in _CERTIFICATE.findall(text):
         if _fingerprint(pem) == target.ca_sha256:
             return str(pem)
     raise UntrustedHost(
         f"The certificate of {target.authority} is not the one in the connection string: either its CA was made anew, "
         "then get a new string on the host, or somebody stands between you and it."
+    )
+
+
+def _read(opener: urllib.request.OpenerDirector, url: str, target: Target, timeout_s: float) -> str:
+    """What ``url`` has, at most 64 KB of it; tried again a few times, as every other call is."""
+    for pause_s in (0.5, 1.0, 2.0, None):
+        try:
+            with opener.open(url, timeout=timeout_s) as answer:
+                return str(answer.read(_MAX_PEM_BYTES).decode("ascii", "replace"))
+        except urllib.error.HTTPError as fault:
+            with fault:
+                raise ConnectionFault(
+                    f"What answers at {target.authority} hands out no certificate (HTTP {fault.code}); "
+                    "check host and port in the connection string."
+                ) from fault
+        except (OSError, http.client.HTTPException) as fault:
+            if pause_s is None:
+                raise not_reached(target, fault) from fault
+            time.sleep(pause_s)
+    raise AssertionError("unreachable")
+
+
+def not_reached(target: Target, fault: BaseException) -> ConnectionFault:
+    """The sentence for a host that does not answer."""
+    return ConnectionFault(
+        f"{target.authority} was not reached ({fault_text(fault)}); is the daemon running, and the port open to you?"
     )
 
 
