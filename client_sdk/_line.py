@@ -190,7 +190,11 @@ class Line:
         """Let the engine of ``rank`` run one call; CallFault when it fails, LineLost when the lease is over.
 
         ENV_INIT waits for an engine that is being replaced; RESET and STEP of a game that went with its engine fail at once.
+        Whoever gives up waiting leaves the call under way: the lane is free again when its answer has come.
         """
+        return await asyncio.shield(self._call(rank, method, request))
+
+    async def _call(self, rank: int, method: Method, request: bytes) -> Reply:
         lane = self._lanes[rank]
         limit_s = {**DEFAULT_DEADLINES_S, **self._route.deadlines_s}[method]
         async with lane.turn:
