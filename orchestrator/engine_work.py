@@ -69,7 +69,7 @@ class EngineWork:
             pool = pools.get(db, pool_name, self._policies)
         runtime = self._runtimes[pool.policy.runtime]
         try:
-            pinned = runtime.resolve_image(pool.image)
+            pinned = runtime.resolve_image(pool.image, pull=self._may_pull(pool_name))
         except RuntimeFault as fault:
             if fault.kind is FaultKind.UNREACHABLE:  # it is not the image's fault, and the host's is told elsewhere
                 return HOST_RETRY_S
@@ -226,9 +226,12 @@ class EngineWork:
     def _fetch_again(self, engine: Engine, runtime: Runtime) -> bool:
         """The pinned image was removed from the host: True when the very same one could be had again."""
         try:
-            return runtime.resolve_image(engine.image) == engine.image
+            return runtime.resolve_image(engine.image, pull=self._may_pull(engine.pool)) == engine.image
         except RuntimeFault:
             return False
+
+    def _may_pull(self, pool_name: str) -> bool:
+        return self._config.pools[pool_name].docker.pull
 
     def _pin_again(self, pool_name: str, runtime: Runtime) -> None:
         """After a failed start: if the pool's image is another one by now, the next start takes that one."""

@@ -89,5 +89,7 @@ def repository(image: str) -> str:
 def pinned(image: str, info: Mapping[str, Any]) -> str:
     """The immutable reference of an inspected image: its registry digest, or its id when it was built here."""
     digests: list[str] = list(info.get("RepoDigests") or ())
+    if image in (info["Id"], *digests):
+        return image  # what is pinned stays as it is
     own = [digest for digest in digests if repository(digest) == repository(image)]
     return str((own or digests or [info["Id"]])[0])

@@ -222,6 +222,8 @@ def test_images_are_pinned() -> None:
     digests = ["other/engine@sha256:1", "diambra/engine@sha256:2"]
     assert pinned("diambra/engine:v2.2", {"Id": "sha256:3", "RepoDigests": digests}) == "diambra/engine@sha256:2"
     assert pinned("mine:1", {"Id": "sha256:3", "RepoDigests": []}) == "sha256:3"
+    for fixed in (*digests, "sha256:3"):
+        assert pinned(fixed, {"Id": "sha256:3", "RepoDigests": digests}) == fixed
 
 
 # ------------------------------------------------------------ arguments
