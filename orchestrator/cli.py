@@ -43,7 +43,10 @@ _FILE = click.Path(path_type=Path)
 @click.option("--credentials", type=_FILE, help="File that 'diambra user login' wrote.")
 @click.option("--roms", type=_FILE, help="Folder of the ROM archives.")
 @click.option("--renew-certificate", is_flag=True, help="Only make a new certificate; connection strings stay valid.")
-def init(folder: Path | None, renew_certificate: bool, **chosen: Any) -> None:
+@click.option(
+    "--renew-admin", is_flag=True, help="Only make a new administrator's connection string; the old one ends."
+)
+def init(folder: Path | None, renew_certificate: bool, renew_admin: bool, **chosen: Any) -> None:
     """Set up this host, and print the connection string for a notebook.
 
     The string alone goes to standard output: export CORNERMAN_URL="$(cornerman init)"
@@ -60,6 +63,10 @@ def init(folder: Path | None, renew_certificate: bool, **chosen: Any) -> None:
         if renew_certificate:
             until = setup.renew_certificate(config.load(where.folder / CONFIG_NAME), now=now)
             click.echo(f"The new certificate is good until {until:%Y-%m-%d}: restart the daemon to use it.", err=True)
+        if renew_admin:
+            admin_file = setup.renew_admin(where, config.load(where.folder / CONFIG_NAME), now=now)
+            click.echo(f"The administrator's new connection string: {admin_file} (a secret).", err=True)
+        if renew_certificate or renew_admin:
             return
         made = setup.init(where, setup.Choices(**chosen), now=now)
     except CornermanError as error:
@@ -70,7 +77,7 @@ def init(folder: Path | None, renew_certificate: bool, **chosen: Any) -> None:
         f"State: {made.state_dir}\n"
         f"The administrator's connection string: {made.admin_url} (a secret)\n"
         f"Start the daemon with: {serve_command}\n"
-        + (_LOCAL_ONLY if chosen["public_host"] in ("127.0.0.1", "localhost", "::1") else "")
+        + (_LOCAL_ONLY if setup.is_loopback(chosen["public_host"]) else _OPEN if chosen["expose"] == "direct" else "")
         + "A notebook's connection string, as secret as a password:",
         err=True,
     )
@@ -78,6 +85,10 @@ def init(folder: Path | None, renew_certificate: bool, **chosen: Any) -> None:
 
 
 _LOCAL_ONLY = "Only this machine itself can use it: with --public-host others can.\n"
+_OPEN = (
+    "Engines will be open to whoever reaches this host, without encryption or password: let only your notebooks through "
+    "its firewall.\n"
+)
 
 
 @click.command()

@@ -21,7 +21,7 @@ from orchestrator import config as configuration
 from orchestrator import logs, tls
 from orchestrator.api_process import ApiProcess, PortTaken, claim
 from orchestrator.config import Config
-from orchestrator.errors import ConfigError, CornermanError, RuntimeFault, Unavailable
+from orchestrator.errors import ConfigError, CornermanError, Unavailable
 from orchestrator.interfaces import Runtime
 from orchestrator.leasing import Leasing
 from orchestrator.lock import AlreadyRunning, owning
@@ -76,15 +76,28 @@ def serve(config_file: Path) -> Exit:
     wakeups, notifier = Wakeups(), Notifier()
     wakeups.catch_signals()
     try:
-        config = configuration.load(config_file)
-        configuration.check_files(config)
+        config = _configuration(config_file)
         logs.configure(config.log_level)
         Daemon(config_file, config, wakeups=wakeups, notifier=notifier).run()
     except CornermanError as error:
         log.error(str(error))
         notifier.status(str(error))
         return next((code for kind, code in _EXITS.items() if isinstance(error, kind)), Exit.FAULT)
+    except Exception:  # the edge of the daemon
+        log.exception("the daemon ended by a fault of its own")
+        return Exit.FAULT
     return Exit.STOPPED
+
+
+def _configuration(config_file: Path) -> Config:
+    try:
+        config = configuration.load(config_file)
+        configuration.check_files(config)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or config_file} cannot be looked at ({error.strerror}): let the user that runs this read it."
+        ) from error
+    return config
 
 
 def _open(config: Config) -> Database:
@@ -175,8 +188,6 @@ class Daemon:
         with database.write() as db:
             instance = meta.instance(db)
         runtimes = build_runtimes(self._config, instance)
-        for runtime in runtimes.values():
-            threading.Thread(target=_say_whether_it_answers, args=(runtime,), name="check", daemon=True).start()
         by_pool = policies(self._config)
         return PoolService(
             database=database,
@@ -236,7 +247,8 @@ class Daemon:
             api.look_after()
             if time.monotonic() - self._checked_at >= CERTIFICATE_EVERY_S and self._renewed():
                 api.restart()
-            self._tell_status(database)
+            if self._notifier.heard:
+                self._tell_status(database)
             self._wakeups.sleep(STEADY_S)
 
     def _done(self) -> bool:
@@ -272,14 +284,6 @@ def status_line(database: Database, config: Config) -> str:
             trouble = f" (degraded: {pool.fault})" if pool.fault else ""
             parts.append(f"{pool.name}: {', '.join(counts) or 'no engines'}{trouble}")
     return "; ".join([*([fault] if fault else []), *parts])
-
-
-def _say_whether_it_answers(runtime: Runtime) -> None:
-    """One sentence at the start; the pool goes on trying by itself."""
-    try:
-        runtime.check()
-    except RuntimeFault as fault:
-        log.warning(str(fault), runtime=runtime.name)
 
 
 def _in_url(host: str) -> str:

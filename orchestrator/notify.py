@@ -20,6 +20,11 @@ class Notifier:
         self._patted_at = float("-inf")
 
     @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._address)
+
+    @property
     def watchdog_s(self) -> float | None:
         """How long systemd waits for a life sign, or None when it does not."""
         return self._watchdog_s

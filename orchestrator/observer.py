@@ -109,7 +109,7 @@ class Observer:
                     if self._stop.is_set():
                         return
             except RuntimeFault as fault:
-                log.info("events are not to be had", runtime=self._runtime.name, fault=str(fault))
+                log.debug("events are not to be had", runtime=self._runtime.name, fault=str(fault))
             except Exception:  # a loop's edge: it must go on following
                 log.exception("could not follow events", runtime=self._runtime.name)
             self._look_now.set()  # the stream ends quietly, and what happened meanwhile is not replayed

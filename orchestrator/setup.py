@@ -30,11 +30,12 @@ from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.files import write_atomically
 from orchestrator.places import ADMIN_URL_NAME, CONFIG_NAME, Places
-from orchestrator.store import meta
+from orchestrator.store import meta, principals
 from orchestrator.store.database import Database
 
 SERVICE_USER = "cornerman"
 PRACTICE_IMAGE = "practice"
+ADMIN, HOLDER = "admin", "notebook"  # the first principals
 NOTE = "made by 'cornerman init'"
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*\.?")
 
@@ -106,6 +107,24 @@ def renew_certificate(config: Config, *, now: datetime.datetime) -> datetime.dat
     return tls.valid_until(where.certificate)
 
 
+def renew_admin(places: Places, config: Config, *, now: datetime.datetime) -> Path:
+    """A new connection string for the administrator in the place of the one that init made; returns its file."""
+    admin_file = places.folder / ADMIN_URL_NAME
+    with _saying_what_to_do(places):
+        database = Database.open(config.database)
+        try:
+            with database.write() as db:
+                for token in principals.list_tokens(db):
+                    if token.principal == ADMIN and token.note == NOTE:
+                        principals.delete_token(db, token.id)
+                value = issue_token(db, principal=ADMIN, scope=Scope.ADMIN, note=NOTE, now=now.timestamp())
+                write_atomically(admin_file, f"{connection_string(config, value)}\n".encode())
+        finally:
+            database.close()
+        _hand_over(config.state_dir)
+    return admin_file
+
+
 def connection_string(config: Config, token: str) -> str:
     """The string that a client needs, and that is as secret as the token in it."""
     host = config.server.public_host
@@ -137,11 +156,26 @@ def render(places: Places, choices: Choices) -> str:
         runtime=choices.runtime,
         image=_quoted(image),
         expose=choices.expose,
+        bind=_bind_line(choices),
         min_ready=min(choices.min_ready, choices.max_engines),
         max_engines=choices.max_engines,
         credentials_path=_path_line("credentials_path", choices.credentials, "/home/me/.diambra/credentials"),
         roms_path=_path_line("roms_path", choices.roms, "/home/me/roms"),
     )
+
+
+def _bind_line(choices: Choices) -> str:
+    """Engines that only this machine is told of listen to this machine only."""
+    if choices.expose == "direct" and is_loopback(choices.public_host):
+        return f"bind = {_quoted('127.0.0.1' if choices.public_host == 'localhost' else choices.public_host)}"
+    return '#bind = "0.0.0.0"'
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches itself by that name or address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _path_line(name: str, path: Path | None, example: str) -> str:
@@ -181,7 +215,7 @@ def _first_tokens(config: Config, now: datetime.datetime) -> tuple[str, str]:
             meta.instance(db)
             tokens = [
                 issue_token(db, principal=principal, scope=scope, note=NOTE, now=now.timestamp())
-                for principal, scope in (("admin", Scope.ADMIN), ("notebook", Scope.LEASE))
+                for principal, scope in ((ADMIN, Scope.ADMIN), (HOLDER, Scope.LEASE))
             ]
     finally:
         database.close()

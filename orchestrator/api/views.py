@@ -10,7 +10,7 @@ from client_sdk import models
 from orchestrator import planning
 from orchestrator.leasing import LeaseView
 from orchestrator.model import Engine, EngineState, LeaseState, Pool
-from orchestrator.store import engines, events, leases, principals
+from orchestrator.store import engines, events, leases, meta, principals
 
 _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
 
@@ -72,6 +72,8 @@ def pool(db: sqlite3.Connection, inner: Pool) -> models.Pool:
     counts, held = engines.counts(db, inner.name), leases.counts(db, inner.name)
     queued = 0 if inner.paused else leases.count_queued_engines(db, inner.name)
     demand = queued + leases.count_empty_slots(db, inner.name)
+    unreachable = meta.get(db, "host_fault") if inner.policy.runtime == "docker" else None
+    fault = inner.fault or unreachable or None
     return models.Pool(
         name=inner.name,
         runtime=inner.policy.runtime,
@@ -81,8 +83,8 @@ def pool(db: sqlite3.Connection, inner: Pool) -> models.Pool:
         min_ready=inner.min_ready,
         max_engines=inner.max_engines,
         paused=inner.paused,
-        degraded=inner.fault is not None,
-        fault=inner.fault,
+        degraded=fault is not None,
+        fault=fault,
         fault_at=None if inner.fault_at is None else at(inner.fault_at),
         counts={state: counts.get(state, 0) for state in _LIVE_STATES},
         wanted=planning.wanted(inner, leased=counts.get(EngineState.LEASED, 0), demand=demand),

@@ -109,6 +109,16 @@ def test_the_certificate_can_be_renewed_under_a_running_daemon(own: RealDaemon) 
     assert own.run("ps", environ={"CORNERMAN_URL": own.url}).returncode == 0
 
 
+def test_a_lost_admin_string_can_be_made_anew(own: RealDaemon) -> None:
+    """``init --renew-admin`` under a running daemon gives a string that works, and ends the old one."""
+    own.start()
+    old = own.admin_url
+    done = own.run("init", "--dir", str(own.folder), "--renew-admin")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert own.run("token", "list", "--dir", str(own.folder)).returncode == 0
+    wait_until(lambda: own.run("token", "list", "--url", old).returncode == 1, 10)
+
+
 # ---------------------------------------------------------------- serve: what keeps it from running
 
 
@@ -299,10 +309,11 @@ def test_docker_that_does_not_answer_is_one_sentence_and_no_end(state_dir: Path)
     daemon = set_up(state_dir, "--runtime", "docker", settings={"url": '"unix:///nonexistent/docker.sock"'})
     try:
         daemon.start()
-        said = [record["event"] for record in _events(daemon.log) if record["level"] == "warning"]
-        assert any("/nonexistent/docker.sock" in text for text in said), daemon.log
+        said = [record for record in _events(daemon.log) if record["level"] == "warning"]
+        assert ["does not answer at unix:///nonexistent/docker.sock" in str(record) for record in said] == [True]
         assert "Traceback" not in daemon.log
-        assert daemon.run("status", "--dir", str(daemon.folder)).returncode == 0
+        shown = daemon.run("status", "--dir", str(daemon.folder))
+        assert "default: Docker does not answer at unix:///nonexistent/docker.sock" in shown.stdout
         assert daemon.stop() == Exit.STOPPED
     finally:
         daemon.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pwd
 import re
 import sys
 from contextlib import suppress
@@ -23,6 +24,7 @@ from orchestrator.places import Places
 from orchestrator.setup import Choices
 from orchestrator.store import principals
 from orchestrator.store.database import Database
+from tests.support.left_out import leave_out
 
 WRITES = 12  # files, and their folders
 NOW = datetime.datetime(2026, 11, 30, 12, tzinfo=datetime.timezone.utc)
@@ -182,7 +184,11 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def _template() -> str:
     text = resources.files("orchestrator").joinpath("template.toml").read_text("utf-8")
-    return text.replace("$credentials_path", "#credentials_path = ''").replace("$roms_path", "#roms_path = ''")
+    return (
+        text.replace("$credentials_path", "#credentials_path = ''")
+        .replace("$roms_path", "#roms_path = ''")
+        .replace("$bind", "#bind = ''")
+    )
 
 
 def _named_in(text: str) -> set[str]:
@@ -254,3 +260,39 @@ def test_a_system_and_a_user_have_their_usual_places(monkeypatch: pytest.MonkeyP
     assert places.places() == Places(Path("/etc/cornerman"), Path("/var/lib/cornerman"), shared=True)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert places.places() == Places(tmp_path / ".config/cornerman", tmp_path / ".local/state/cornerman")
+
+
+def test_engines_for_this_machine_alone_listen_to_it_alone(tmp_path: Path) -> None:
+    """Direct engines whose clients are on this machine are not open to others; those of a named host are."""
+    local = config.load(_init(tmp_path / "local", expose="direct").config)
+    named = config.load(_init(tmp_path / "named", expose="direct", public_host="host.example").config)
+    assert local.pools["default"].host_address == "127.0.0.1"
+    assert named.pools["default"].host_address == "0.0.0.0"
+
+
+def test_a_lost_admin_string_can_be_made_anew(tmp_path: Path) -> None:
+    """Whoever owns the state gets a new administrator's string; the lost one, wherever it is now, ends."""
+    where = places.places(tmp_path / "d")
+    made = setup.init(where, Choices(), now=NOW)
+    old = made.admin_url.read_text().strip()
+    made.admin_url.unlink()
+    new = setup.renew_admin(where, config.load(made.config), now=NOW).read_text().strip()
+    assert made.admin_url.stat().st_mode & 0o777 == 0o600
+    assert _scope_of(made.config, new) == ("admin", Scope.ADMIN)
+    assert _scope_of(made.config, made.url) == ("notebook", Scope.LEASE)
+    with pytest.raises(AssertionError):
+        _scope_of(made.config, old)
+
+
+def test_what_root_sets_up_belongs_to_the_daemons_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state belongs to the user the unit runs as, who may read the configuration and not the admin's string."""
+    if os.geteuid() != 0:
+        leave_out("only root can give files away")
+    monkeypatch.setattr(setup, "SERVICE_USER", "nobody")
+    user = pwd.getpwnam("nobody")
+    made = _init(tmp_path / "d")
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in (made.state_dir, *made.state_dir.rglob("*"))}
+    assert owners == {(user.pw_uid, user.pw_gid)}
+    assert (made.config.stat().st_uid, made.config.stat().st_gid) == (0, user.pw_gid)
+    assert made.config.stat().st_mode & 0o777 == 0o640
+    assert (made.admin_url.stat().st_uid, made.admin_url.stat().st_mode & 0o777) == (0, 0o600)
