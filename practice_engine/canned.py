@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from itertools import cycle
 
-from practice_engine.game import Action
+from practice_engine.fighter import Action
 from practice_engine.games import Game
 from practice_engine.rules import Setup
 from practice_engine.session import Session

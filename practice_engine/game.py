@@ -5,15 +5,11 @@ knows about rounds: `rules` does that.
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
 
 from practice_engine.attacks import Attack, Height
+from practice_engine.fighter import BODY, EDGE, FULL_ENERGY, MOVE_X, MOVE_Y, WORLD_WIDTH, Action, Fighter, Stance
 
-WORLD_WIDTH = 384
-EDGE = 30  # how near a fighter's middle may come to the edge
-BODY = 17  # half a fighter's width
-FULL_ENERGY = 100
 FRAMES_PER_COUNT = 60  # the timer's unit
 
 _GRAVITY = 0.62
@@ -25,49 +21,8 @@ _GET_UP_FRAMES = 34
 _MISS_FRAMES = 8  # a blow into the air leaves one open for longer
 _CHIP = 0.12  # share of the damage that gets through a block
 
-# DIAMBRA's nine moves: none, left, up-left, up, up-right, right, down-right, down, down-left.
-MOVE_X = (0, -1, -1, 0, 1, 1, 1, 0, -1)
-MOVE_Y = (0, 0, 1, 1, 1, 0, -1, -1, -1)
-
-
-class Stance(IntEnum):
-    """What a fighter is doing; each ends by itself or by the next action."""
-
-    STAND = 0
-    WALK = 1
-    CROUCH = 2
-    JUMP = 3
-    ATTACK = 4
-    HIT = 5
-    BLOCK = 6
-    DOWN = 7
-
-
 # Module names for the hot loop: an IntEnum attribute look-up costs more than the comparison it serves.
 _STAND, _WALK, _CROUCH, _JUMP, _ATTACK, _HIT, _BLOCK, _DOWN = Stance
-
-Action = tuple[int, int]  # (move, attack)
-
-
-class Fighter(NamedTuple):
-    """One fighter; a tuple rather than a dataclass, because 12 of them are made for each Step."""
-
-    x: float
-    facing: int  # +1 looks right, -1 left
-    health: int
-    y: float = 0.0  # height above the ground
-    vx: float = 0.0
-    vy: float = 0.0
-    stance: Stance = Stance.STAND
-    clock: int = 0  # frames in this stance
-    attack: int = 0  # index of the attack under way
-    spent: bool = False  # that attack has landed and hits no more
-    crouching: bool = False
-    guarding: bool = False  # holds the direction away from the opponent
-    stun: int = 0  # frames until a hit, blocking or lying fighter is free
-    energy: int = 0
-    pressed: int = 0  # attack button held in the last frame
-    combo: int = 0  # hits taken in a row
 
 
 @dataclass(frozen=True)
@@ -80,11 +35,12 @@ class Ruleset:
 
 
 class Fight(NamedTuple):
-    """A round under way: both fighters, P1 first, and the frames left on the timer."""
+    """A round under way: both fighters, P1 first, the frames left on the timer, and the rules they fight by."""
 
     one: Fighter
     two: Fighter
     frames_left: int
+    rules: Ruleset
 
     @property
     def sides(self) -> tuple[Fighter, Fighter]:
@@ -99,17 +55,19 @@ def new_fight(rules: Ruleset, *, seconds: int, jitter: int = 0, energies: tuple[
         Fighter(x=float(middle - 62 + jitter), facing=1, health=rules.full_health, energy=energies[0]),
         Fighter(x=float(middle + 62 + jitter), facing=-1, health=rules.full_health, energy=energies[1]),
         seconds * FRAMES_PER_COUNT,
+        rules,
     )
 
 
-def is_over(rules: Ruleset, fight: Fight) -> bool:
+def is_over(fight: Fight) -> bool:
     """True once somebody is knocked out or the time is up."""
-    lowest = rules.lowest_health
+    lowest = fight.rules.lowest_health
     return fight.one.health <= lowest or fight.two.health <= lowest or fight.frames_left <= 0
 
 
-def step(rules: Ruleset, fight: Fight, actions: tuple[Action, Action]) -> Fight:
+def step(fight: Fight, actions: tuple[Action, Action]) -> Fight:
     """The fight one frame (1/60 s) later, when P1 and P2 hold these (move, attack) actions."""
+    rules = fight.rules
     one = _move(rules, _control(rules, fight.one, fight.two, actions[0]))
     two = _move(rules, _control(rules, fight.two, fight.one, actions[1]))
     one, two = _apart(one, two)
@@ -121,7 +79,7 @@ def step(rules: Ruleset, fight: Fight, actions: tuple[Action, Action]) -> Fight:
             _after_blows(rules, one, two, dealt=blow_one, taken=blow_two),
             _after_blows(rules, two, one, dealt=blow_two, taken=blow_one),
         )
-    return Fight(one, two, fight.frames_left - 1)
+    return Fight(one, two, fight.frames_left - 1, rules)
 
 
 def _control(rules: Ruleset, me: Fighter, other: Fighter, action: Action) -> Fighter:

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from practice_engine.game import FULL_ENERGY, WORLD_WIDTH
+from practice_engine.fighter import FULL_ENERGY, WORLD_WIDTH
 from practice_engine.games import Game
 from practice_engine.rules import Match
 from practice_engine.sprites import Sprite

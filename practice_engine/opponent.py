@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from practice_engine.game import BODY, Action, Fighter, Ruleset, Stance
+from practice_engine.fighter import BODY, Action, Fighter, Stance
+from practice_engine.game import Ruleset
 
 _MASK = (1 << 64) - 1
 # Moves as DIAMBRA numbers them, for a fighter who looks right; `_toward` mirrors them.

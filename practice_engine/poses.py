@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from practice_engine.attacks import Attack
-from practice_engine.game import Fighter, Ruleset, Stance
+from practice_engine.fighter import Fighter, Stance
+from practice_engine.game import Ruleset
 
 Point = tuple[float, float]
 

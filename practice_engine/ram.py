@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from practice_engine.game import FULL_ENERGY, Stance
+from practice_engine.fighter import FULL_ENERGY, Stance
 from practice_engine.games import Game, RamState
 from practice_engine.rules import Match, seconds_left
 

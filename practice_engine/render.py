@@ -4,7 +4,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from practice_engine.game import FRAMES_PER_COUNT, WORLD_WIDTH, Fighter, Stance
+from practice_engine.fighter import WORLD_WIDTH, Fighter, Stance
+from practice_engine.game import FRAMES_PER_COUNT
 from practice_engine.games import Game
 from practice_engine.hud import WORLD_HEIGHT, Bars, Scale, draw_plate, names_of, text_sprite
 from practice_engine.poses import POSES, pose_name
@@ -93,7 +94,7 @@ class Renderer:
         return picture
 
     def _draw_fighter(self, match: Match, side: int, fighter: Fighter) -> None:
-        name = pose_name(match.rules, fighter)
+        name = pose_name(match.fight.rules, fighter)
         key = (side, match.teams[side][match.active[side]], name, fighter.facing)
         sprite = self._sprites.get(key)
         if sprite is None:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from practice_engine.attacks import attacks_of
-from practice_engine.game import FRAMES_PER_COUNT, Action, Fight, Ruleset, is_over, new_fight, step
+from practice_engine.fighter import Action
+from practice_engine.game import FRAMES_PER_COUNT, Fight, Ruleset, is_over, new_fight, step
 from practice_engine.games import Game
 from practice_engine.opponent import Mind, new_mind, think
 
@@ -55,7 +56,6 @@ class Match:
 
     game: Game
     setup: Setup
-    rules: Ruleset
     fight: Fight
     mind: Mind
     teams: tuple[tuple[int, ...], tuple[int, ...]]
@@ -86,7 +86,7 @@ def new_match(game: Game, setup: Setup) -> Match:
     mine = _whole_team(setup.teams[0], size)
     other = _whole_team(setup.teams[1], size) if len(setup.teams) > 1 else _rivals(game, setup.seed, 1)
     teams = (mine, other) if setup.roles[0] == 0 else (other, mine)
-    return Match(game, setup, rules, _round(game, rules, mind), mind, teams)
+    return Match(game, setup, _round(game, rules, mind), mind, teams)
 
 
 def _whole_team(team: Sequence[int], size: int) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ def advance(match: Match, actions: Sequence[Action], frames: int = 1) -> Match:
     fight, mind = match.fight, match.mind
     skill = skill_of(match)
     before = (fight.one.health, fight.two.health)
-    rules, agent = match.rules, match.agent
+    rules, agent = fight.rules, match.agent
     mine = actions[0] if actions else NO_ACTION
     theirs = actions[1] if len(actions) > 1 else NO_ACTION
     for _ in range(frames):
@@ -132,8 +132,8 @@ def advance(match: Match, actions: Sequence[Action], frames: int = 1) -> Match:
             me, other = (fight.two, fight.one) if agent == 0 else (fight.one, fight.two)
             mind = think(rules, mind, me, other, skill)
             theirs = mind.action
-        fight = step(rules, fight, (mine, theirs) if agent == 0 else (theirs, mine))
-        if is_over(rules, fight):
+        fight = step(fight, (mine, theirs) if agent == 0 else (theirs, mine))
+        if is_over(fight):
             return _end_round(replace(match, fight=fight, mind=mind), before)
     reward = _reward(agent, before, (fight.one.health, fight.two.health))
     return replace(match, fight=fight, mind=mind, reward=reward, dones=NOTHING_DONE)
@@ -147,7 +147,7 @@ def _reward(agent: int, before: tuple[int, int], after: tuple[int, int]) -> int:
 
 def _end_round(match: Match, before: tuple[int, int]) -> Match:
     """The next round, stage, game or the end, after a knock-out or time-out; a draw is lost."""
-    agent, low = match.agent, match.rules.lowest_health
+    agent, low = match.agent, match.fight.rules.lowest_health
     after = [match.fight.one.health, match.fight.two.health]
     winner = agent if after[agent] > after[1 - agent] else 1 - agent
     after[1 - winner] = low
@@ -182,7 +182,7 @@ def _next_round(match: Match, *, new_stage: bool) -> Match:
         teams = (teams[0], rivals) if match.agent == 0 else (rivals, teams[1])
     return replace(
         match,
-        fight=_round(game, match.rules, mind, energies),
+        fight=_round(game, fight.rules, mind, energies),
         mind=mind,
         teams=teams,
         active=_members(match),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from practice_engine.game import Action
+from practice_engine.fighter import Action
 from practice_engine.games import Game
 from practice_engine.render import Renderer
 from practice_engine.rules import Match, Setup, advance, new_match

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from diambra.engine import interface_pb2 as pb
 
 from practice_engine import ram
-from practice_engine.game import Action
+from practice_engine.fighter import Action
 from practice_engine.games import Game, RamState
 from practice_engine.rules import Match, Setup, cumulative_reward_bounds
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from practice_engine.attacks import JAB, SWEEP, THROW, UPPERCUT, Attack, attacks_of
-from practice_engine.game import BODY, EDGE, WORLD_WIDTH, Action, Fight, Ruleset, Stance, is_over, new_fight, step
+from practice_engine.fighter import BODY, EDGE, WORLD_WIDTH, Action, Stance
+from practice_engine.game import Fight, Ruleset, is_over, new_fight, step
 from practice_engine.games import all_games
 
 NONE, LEFT, UP, RIGHT, DOWN, DOWN_RIGHT = 0, 1, 3, 5, 7, 6
@@ -25,10 +26,10 @@ def fight_at(distance: float, rules: Ruleset = RULES) -> Fight:
     )
 
 
-def play(fight: Fight, one: Action, two: Action = (NONE, 0), frames: int = 1, rules: Ruleset = RULES) -> Fight:
+def play(fight: Fight, one: Action, two: Action = (NONE, 0), frames: int = 1) -> Fight:
     """The fight after so many frames of the same two actions."""
     for _ in range(frames):
-        fight = step(rules, fight, (one, two))
+        fight = step(fight, (one, two))
     return fight
 
 
@@ -142,20 +143,20 @@ def test_blows_at_the_same_instant_trade() -> None:
 def test_a_special_attack_costs_energy() -> None:
     """A costly attack comes out only with the energy for it; without, it is the first attack."""
     rules = replace(RULES, attacks=(None, JAB, replace(UPPERCUT, cost=50)))
-    fight = fight_at(100)
-    assert play(fight, (NONE, 2), rules=rules).one.attack == 1
+    fight = fight_at(100, rules)
+    assert play(fight, (NONE, 2)).one.attack == 1
     charged = fight._replace(one=fight.one._replace(energy=60))
-    after = play(charged, (NONE, 2), rules=rules)
+    after = play(charged, (NONE, 2))
     assert (after.one.attack, after.one.energy) == (2, 10)
 
 
 def test_the_fight_ends_with_a_knock_out_or_the_time() -> None:
     """A fight is over when a health reaches the game's lowest or the timer runs out, and not before."""
     fight = fight_at(45)
-    assert not is_over(RULES, fight)
-    assert is_over(RULES, fight._replace(frames_left=0))
+    assert not is_over(fight)
+    assert is_over(fight._replace(frames_left=0))
     weak = fight._replace(two=fight.two._replace(health=1))
-    assert is_over(RULES, play(weak, (NONE, JAB_BUTTON), frames=JAB.duration))
+    assert is_over(play(weak, (NONE, JAB_BUTTON), frames=JAB.duration))
 
 
 @pytest.mark.parametrize("game_id", sorted(all_games()))
@@ -177,7 +178,7 @@ def test_any_play_keeps_the_world_whole(seed: int, frames: int) -> None:
     fight, chance = new_fight(rules, seconds=99), random.Random(seed)
     for frame in range(frames):
         actions = tuple((chance.randrange(game.n_moves), chance.randrange(game.n_attacks)) for _ in range(2))
-        after = step(rules, fight, (actions[0], actions[1]))
+        after = step(fight, (actions[0], actions[1]))
         for old, new in zip(fight.sides, after.sides, strict=True):
             assert EDGE <= new.x <= WORLD_WIDTH - EDGE
             assert new.y >= 0
@@ -191,5 +192,5 @@ def test_a_frame_follows_from_state_and_actions_alone() -> None:
     """The same state and actions give the same next state, and the old state is left as it was."""
     fight = fight_at(45)
     before = fight
-    assert step(RULES, fight, ((NONE, 1), (NONE, 2))) == step(RULES, fight, ((NONE, 1), (NONE, 2)))
+    assert step(fight, ((NONE, 1), (NONE, 2))) == step(fight, ((NONE, 1), (NONE, 2)))
     assert fight == before

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from practice_engine.attacks import Attack
-from practice_engine.game import Stance
+from practice_engine.fighter import Stance
 from practice_engine.games import all_games
 from practice_engine.poses import POSES, pose_name
 from practice_engine.render import Renderer
@@ -103,12 +103,12 @@ def test_every_stance_and_attack_has_a_pose(stance: Stance) -> None:
     """No moment of any game lacks a drawing."""
     for game_id in GAMES:
         match = played(game_id, 0)[0]
-        for index, attack in enumerate(match.rules.attacks):
+        for index, attack in enumerate(match.fight.rules.attacks):
             duration = attack.duration if isinstance(attack, Attack) else 1
             for clock in range(duration + 2):
                 for y in (0.0, 30.0):
                     fighter = match.fight.one._replace(stance=stance, attack=index, clock=clock, y=y, stun=clock)
-                    assert pose_name(match.rules, fighter) in POSES
+                    assert pose_name(match.fight.rules, fighter) in POSES
 
 
 def test_the_same_match_gives_the_same_pictures() -> None:
