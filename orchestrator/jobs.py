@@ -69,7 +69,7 @@ class Jobs:
         with self._lock:
             self._closed = True
         for pool in (self._starters, self._removers):
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)  # what has not begun ends as soon as it begins
         deadline = self._monotonic() + timeout_s
         while self._busy and self._monotonic() < deadline:
             time.sleep(0.02)
