@@ -201,9 +201,15 @@ class DockerRuntime:
 
     def _create(self, spec: EngineSpec) -> str:
         network = options_of(spec).network or self._call("make the engines' network", self._network.ensure)
-        with translated("make an engine", url=self.url):
-            api = self._api()
-            handle = str(api.create_container(**create_arguments(api, spec, network))["Id"])
+        try:
+            made = self._call(
+                "make an engine", lambda api: api.create_container(**create_arguments(api, spec, network))
+            )
+        except RuntimeFault as fault:
+            if fault.kind is FaultKind.BAD_SPEC:
+                self._network.forget()
+            raise
+        handle = str(made["Id"])
         if options_of(spec).tty:
             self._terminals.add(handle)
         return handle

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import errno
 import os
 import queue
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,17 +22,21 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.config import ProcessOptions
 from orchestrator.errors import FaultKind, RuntimeFault
 from orchestrator.interfaces import EngineSpec, HostEvent, Seen, Stats
 from orchestrator.runtimes.cgroups import CpuMeter
 from orchestrator.runtimes.loglines import LogRing
-from orchestrator.runtimes.seeds import with_seed
+from orchestrator.runtimes.process_launch import (
+    check_port,
+    command,
+    environment,
+    exit_code,
+    kill_group,
+    launch_fault,
+    port_taken,
+)
 
 REMOVE_S = 10.0
-DEFAULT_COMMAND = (sys.executable, "-m", "practice_engine")
-_NOT_PASSED_ON = {"CORNERMAN_URL", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}  # a secret; the supervisor's
-_IN_USE = (errno.EADDRINUSE, errno.EACCES)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class ProcessRuntime:
         self._instance = instance
         self._folder = folder  # where engines get their private homes; the system's place for such things by default
         self._engines: dict[str, _Engine] = {}  # by handle
-        self._followers: builtins.list[queue.Queue[HostEvent | None]] = []
+        self._followers: builtins.list[queue.SimpleQueue[HostEvent | None]] = []
         self._cpu = CpuMeter()
         self._lock = threading.Lock()
         self._closed = False
@@ -101,13 +101,12 @@ class ProcessRuntime:
                 return
             self._claim_port(engine)
             try:
-                _check_port(engine.spec.host, engine.spec.port)
+                check_port(engine.spec.host, engine.spec.port)
                 self._launch(engine)
             except BaseException as error:
-                engine.claims_port = False
-                self._drop_folder(engine)
+                self._undo_launch(engine)
                 if isinstance(error, OSError):
-                    raise _launch_fault(engine, error) from error
+                    raise launch_fault(engine.spec, error) from error
                 raise
         self._tell(HostEvent(engine.spec.engine_id, "start"))
 
@@ -168,7 +167,7 @@ class ProcessRuntime:
 
     def events(self) -> Iterator[HostEvent]:
         """What happens to engines from now on, until the runtime is closed."""
-        follower: queue.Queue[HostEvent | None] = queue.Queue(maxsize=10_000)
+        follower: queue.SimpleQueue[HostEvent | None] = queue.SimpleQueue()
         with self._lock:
             if self._closed:
                 return iter(())
@@ -205,7 +204,7 @@ class ProcessRuntime:
         with self._lock:
             others = [other for other in self._engines.values() if other is not engine and other.spec.port == port]
             if any(other.claims_port for other in others):
-                raise _port_taken(port)  # it may not listen yet
+                raise port_taken(port)  # it may not listen yet
             engine.claims_port = True
 
     def _launch(self, engine: _Engine) -> None:
@@ -214,11 +213,11 @@ class ProcessRuntime:
         for name in ("home", "tmp"):
             (folder / name).mkdir()
         process = subprocess.Popen(
-            _command(engine.spec),
+            command(engine.spec),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(engine.spec, folder),
+            env=environment(engine.spec, folder),
             start_new_session=True,
         )
         engine.process = process
@@ -235,17 +234,25 @@ class ProcessRuntime:
 
     def _wait_for_end(self, engine: _Engine, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        _kill_group(process.pid)  # what the engine itself had started
+        kill_group(process.pid)  # what the engine itself had started
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
         engine.claims_port = False
         engine.ended.set()
-        self._tell(HostEvent(engine.spec.engine_id, "die", _exit_code(code)))
+        self._tell(HostEvent(engine.spec.engine_id, "die", exit_code(code)))
 
     def _kill(self, engine: _Engine) -> None:
         if engine.process is not None and not engine.ended.is_set():
-            _kill_group(engine.process.pid)
+            kill_group(engine.process.pid)
+
+    def _undo_launch(self, engine: _Engine) -> None:
+        engine.claims_port = False
+        if engine.process is not None:  # it runs, and nobody watches it
+            kill_group(engine.process.pid)
+            engine.process.wait()
+            engine.ended.set()
+        self._drop_folder(engine)
 
     def _drop_folder(self, engine: _Engine) -> None:
         if engine.folder is not None:
@@ -256,10 +263,9 @@ class ProcessRuntime:
         with self._lock:
             followers = self._followers[:]
         for follower in followers:
-            with contextlib.suppress(queue.Full):  # a hint only: whoever does not listen lists anew later
-                follower.put_nowait(event)
+            follower.put(event)
 
-    def _follow(self, follower: queue.Queue[HostEvent | None]) -> Iterator[HostEvent]:
+    def _follow(self, follower: queue.SimpleQueue[HostEvent | None]) -> Iterator[HostEvent]:
         try:
             while (event := follower.get()) is not None:
                 yield event
@@ -275,23 +281,6 @@ def _same(engine: _Engine, spec: EngineSpec) -> str:
     return engine.handle
 
 
-def _command(spec: EngineSpec) -> list[str]:
-    options = _options(spec)
-    args = with_seed(spec.args or options.args, spec.engine_id)
-    place = ("--host", spec.host, "--port", str(spec.port), "--exit-on-stdin-eof")
-    return [*(options.command or DEFAULT_COMMAND), *place, *args]
-
-
-def _environment(spec: EngineSpec, folder: Path) -> dict[str, str]:
-    ours = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    private = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PYTHONUNBUFFERED": "1"}
-    return {**ours, **private, **_options(spec).env, **spec.env}
-
-
-def _options(spec: EngineSpec) -> ProcessOptions:
-    return spec.options if isinstance(spec.options, ProcessOptions) else ProcessOptions()
-
-
 def _seen(engine: _Engine) -> Seen:
     process = engine.process
     code = process.returncode if process is not None and engine.ended.is_set() else None
@@ -300,55 +289,11 @@ def _seen(engine: _Engine) -> Seen:
         name=engine.spec.name,
         handle=engine.handle,
         running=engine.alive,
-        exit_code=_exit_code(code) if code is not None else None,
+        exit_code=exit_code(code) if code is not None else None,
         started=process is not None,
         port=engine.spec.port,
     )
 
 
-def _exit_code(code: int) -> int:
-    """As Docker and shells have it: 128 and the signal's number."""
-    return 128 - code if code < 0 else code
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _check_port(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
-        # As a server would: past connections that linger do not matter, somebody listening does.
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((host, port))
-        except OSError as error:
-            if error.errno in _IN_USE:
-                raise _port_taken(port) from error
-            raise RuntimeFault(
-                FaultKind.BAD_SPEC,
-                f"No engine can listen on {host}:{port} ({error.strerror}): correct the pool's bind.",
-            ) from error
-
-
 def _gone() -> RuntimeFault:
     return RuntimeFault(FaultKind.NOT_FOUND, "The engine was removed: another one is needed.")
-
-
-def _port_taken(port: int) -> RuntimeFault:
-    return RuntimeFault(
-        FaultKind.PORT_TAKEN, f"Port {port} is held by something else: another one is needed; see 'ss -ltnp'."
-    )
-
-
-def _launch_fault(engine: _Engine, error: OSError) -> RuntimeFault:
-    if error.errno == errno.ENOSPC:
-        return RuntimeFault(FaultKind.DISK_FULL, "The disk is full, so no engine can start: free space in TMPDIR.")
-    if error.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC):
-        program = _command(engine.spec)[0]
-        return RuntimeFault(
-            FaultKind.BAD_SPEC, f"{program} cannot be run ({error.strerror}): correct the pool's process.command."
-        )
-    return RuntimeFault(
-        FaultKind.OTHER, f"No process could be started ({error.strerror}): free memory or processes on this machine."
-    )
