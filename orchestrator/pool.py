@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 ALIVE_EVERY_S = 2.0
 TIDY_EVERY_S = 60.0
 KEEP_GONE_S = 3600.0
-MIN_GAP_S = 0.02
+MIN_GAP_S, MAX_GAP_S = 0.02, 0.2
 GAP_PER_TICK = 9.0
 """So many times as long as a tick took the loop rests, when changes would wake it at once."""
 
@@ -137,7 +137,8 @@ class PoolService:
                 beat()
                 if self._changes.wait(seen, self._config.tick_s) > seen:
                     # A burst of changes is one change, and many changes do not make the loop take up a whole core.
-                    stop.wait(max(MIN_GAP_S, GAP_PER_TICK * (time.thread_time() - began)))
+                    rest = GAP_PER_TICK * (time.thread_time() - began)
+                    stop.wait(min(max(rest, MIN_GAP_S), MAX_GAP_S))
         finally:
             self._changes.close()
             self._changes = None

@@ -20,6 +20,8 @@ MIGRATIONS = ("schema.sql",)
 """Number n of these leads from version n - 1 of the schema to version n; they are only ever added to."""
 SCHEMA_VERSION = len(MIGRATIONS)
 BUSY_TIMEOUT_S = 10.0
+POLL_S = 0.05
+"""How often ``Changes`` looks; each look costs some 40 microseconds, so that more often would be felt in an idle daemon."""
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
 
 
@@ -172,7 +174,7 @@ def _statements(script: str) -> Iterator[str]:
 class Changes:
     """Wakes whoever waits for the database to change, whichever process changed it."""
 
-    def __init__(self, database: Database, *, poll_s: float = 0.02) -> None:
+    def __init__(self, database: Database, *, poll_s: float = POLL_S) -> None:
         self._database, self._poll_s = database, poll_s
         self._condition = threading.Condition()
         self._number = 0
