@@ -206,7 +206,7 @@ class Host:
             "pool": self._pool,
             "runtime": self._runtime.name,
         }
-        choices |= {"min-ready": self._envs, "max-engines": 2 * self._envs}
+        choices |= {"expose": "direct", "min-ready": self._envs, "max-engines": 2 * self._envs}
         if self._runtime.name == "docker":
             choices["image"] = IMAGE
         command = [str(CORNERMAN), "init", *(f"--{name}={value}" for name, value in choices.items())]
