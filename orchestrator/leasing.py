@@ -93,7 +93,7 @@ class Leasing:
             lease = Lease(
                 id=f"l-{secrets.token_hex(8)}",
                 seq=leases.next_seq(db),
-                state=LeaseState.PENDING,
+                state=LeaseState.ACTIVE if at_once else LeaseState.PENDING,
                 pool=pool.name,
                 holder=caller.principal,
                 envs_wanted=ask.envs,
@@ -102,16 +102,17 @@ class Leasing:
                 expires_at=now + ask.ttl_s,
                 labels=dict(ask.labels),
                 note=ask.note,
+                granted_at=now if at_once else None,
             )
             leases.insert(db, lease)
             if key is not None:
                 leases.save_key(db, caller.principal, key, body_sha256=body_sha256, lease_id=lease.id, now=now)
             if at_once:
-                self._grant(db, lease, now)
-            else:
-                text = f"{caller.principal} waits for {ask.envs} engines"
-                self._tell(db, "lease.queued", text, lease, now, actor=caller.principal)
-            return self._view(db, leases.get(db, lease.id)), True
+                held = self._move_in(db, lease, engines.ready(db, pool.name, ask.envs), now)
+                return LeaseView(lease, None, tuple(_first(pool.policy, held))), True
+            text = f"{caller.principal} waits for {ask.envs} engines"
+            self._tell(db, "lease.queued", text, lease, now, actor=caller.principal)
+            return self._view(db, lease), True
 
     def get(self, caller: Caller, lease_id: str) -> LeaseView:
         """The lease as it is now; looking has no side effects. Somebody else's is NotFound."""
@@ -297,15 +298,22 @@ class Leasing:
 
     def _grant(self, db: sqlite3.Connection, lease: Lease, now: float) -> None:
         spare = engines.ready(db, lease.pool, lease.envs_wanted)
-        if len(spare) < lease.envs_wanted or not leases.activate(db, lease.id, now=now, expires_at=now + lease.ttl_s):
+        if not leases.activate(db, lease.id, now=now, expires_at=now + lease.ttl_s):
+            raise PoolExhausted("The engines went to somebody else meanwhile: try again.", retry_after_s=1)
+        self._move_in(db, lease, spare, now)
+
+    def _move_in(self, db: sqlite3.Connection, lease: Lease, spare: list[Engine], now: float) -> list[Engine]:
+        """The engines of a lease that has become active step into its slots, by rank."""
+        if len(spare) < lease.envs_wanted:
             raise PoolExhausted("The engines went to somebody else meanwhile: try again.", retry_after_s=1)
         leases.add_slots(db, lease.id, lease.envs_wanted)
-        for rank, engine in enumerate(spare):
-            engines.happen(db, engine, Granted(lease.id, rank), now)
+        held = [engines.happen(db, engine, Granted(lease.id, rank), now) for rank, engine in enumerate(spare)]
+        waited_s = max(0.0, now - lease.created_at)
         text = f"{lease.holder} has {lease.envs_wanted} engines"
-        waited = {"waited_s": round(max(0.0, now - lease.created_at), 3)}
-        self._tell(db, "lease.granted", text, lease, now, actor=lease.holder, data=waited)
-        events.add(db, "lease_wait_seconds", max(0.0, now - lease.created_at), pool=lease.pool)
+        self._tell(db, "lease.granted", text, lease, now, actor=lease.holder, data={"waited_s": round(waited_s, 3)})
+        if waited_s:
+            events.add(db, "lease_wait_seconds", waited_s, pool=lease.pool)
+        return held
 
     def end(
         self,
@@ -369,8 +377,18 @@ class Leasing:
             if engine is None:
                 yield EnvView(slot.rank, None, slot.generation, EnvState.REPLACING, None)
             else:
-                host = policy.advertise if policy else engine.host
-                yield EnvView(slot.rank, engine.id, slot.generation, EnvState.READY, f"{host}:{engine.port}")
+                yield EnvView(slot.rank, engine.id, slot.generation, EnvState.READY, _address(engine, policy))
+
+
+def _first(policy: Policy, held: Iterable[Engine]) -> Iterable[EnvView]:
+    """The slots of a lease that has just begun: each has its first engine."""
+    for rank, engine in enumerate(held):
+        yield EnvView(rank, engine.id, 1, EnvState.READY, _address(engine, policy))
+
+
+def _address(engine: Engine, policy: Policy | None) -> str:
+    host = policy.advertise if policy else engine.host
+    return f"[{host}]:{engine.port}" if ":" in host else f"{host}:{engine.port}"
 
 
 def _may_serve_again(engine: Engine, policy: Policy, now: float) -> bool:

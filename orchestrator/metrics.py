@@ -15,13 +15,15 @@ from orchestrator.model import EngineState, LeaseState, Policy
 from orchestrator.store import engines, events, leases, meta, pools
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_WAITED = "lease_wait_seconds"
 _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
 
 
 def render(db: sqlite3.Connection, policies: Mapping[str, Policy], now: float) -> bytes:
     """Everything that can be measured now, in one consistent view."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fixed([*_gauges(db, policies, now), *_counters(events.counters(db))]))
+    counters = {(_WAITED, pool): 0.0 for pool in policies} | events.counters(db)
+    registry.register(_Fixed([*_gauges(db, policies, now), *_counters(counters)]))
     return generate_latest(registry)
 
 
