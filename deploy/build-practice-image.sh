@@ -78,7 +78,7 @@ trap 'rm -rf "$work"' EXIT
 make_own_base() {
   say "making $own_base with debootstrap, which takes a minute or two"
   [ "$(id -u)" = 0 ] || die "cannot pull $base, and making a base needs root; pull one, or set BASE_IMAGE to one that is there"
-  command -v debootstrap >/dev/null || apt-get install -y -qq debootstrap >/dev/null ||
+  command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq debootstrap; } >/dev/null ||
     die "cannot pull $base and debootstrap is missing; install it, or set BASE_IMAGE to an image with Python 3.11"
   debootstrap --variant=minbase --include=python3 bookworm "$work/root" >"$work/debootstrap.log" 2>&1 || {
     tail -n 5 "$work/debootstrap.log" >&2
