@@ -26,6 +26,8 @@ HOST_RETRY_S = 2.0
 IMAGE_RETRY_S = 1.0
 REMOVE_RETRY_S, MAX_REMOVE_RETRY_S = 5.0, 300.0
 PROBES_AT_ONCE = 8
+SHORT_LIFE_S, SHORT_LIVES = 30.0, 3
+"""So many idle engines in a row that live no longer than this, and the pool is degraded."""
 PORT_TRIES = 8
 _LOOK_EVERY_S = 0.5
 _PAUSE_S = 0.05
@@ -55,6 +57,7 @@ class EngineWork:
         self._now, self._monotonic, self._is_free = now, monotonic, is_free
         self._stopping = threading.Event()
         self._pause = pause or self._stopping.wait
+        self._short_lives: dict[str, int] = {}  # pool -> how many engines in a row died soon after they were ready
         self._stuck: dict[str, int] = {}  # engine id -> how many removals in a row have failed
 
     def stop(self) -> None:
@@ -249,13 +252,15 @@ class EngineWork:
                 if pools.pin(db, pool_name, image=pool.image, pinned=pinned) and pinned is not None:
                     events.record(db, "pool.image", f"{pool.image} is {pinned}", now=now, pool=pool_name)
 
-    def blame(self, pool_name: str, fault: str) -> None:
+    def blame(self, pool_name: str, fault: str, *, tries: int = 0) -> None:
         """A pool cannot start engines: back off, longer each time, and say why. What fails together counts once."""
         now = self._now()
         with self._database.write() as db:
             pool = pools.get(db, pool_name, self._policies)
             backs_off = now < pool.retry_at
-            retry_at = pool.retry_at if backs_off else now + min(MAX_BACKOFF_S, 2.0 ** min(pool.fail_streak, 10))
+            retry_at = (
+                pool.retry_at if backs_off else now + min(MAX_BACKOFF_S, 2.0 ** min(max(pool.fail_streak, tries), 10))
+            )
             if pools.note_fault(db, pool_name, fault=fault, retry_at=retry_at, again=not backs_off, now=now):
                 events.record(
                     db, "pool.degraded", f"pool {pool_name} cannot start engines: {fault}", now=now, pool=pool_name
@@ -302,8 +307,19 @@ class EngineWork:
         except RuntimeFault as fault:
             log.warning("nothing is known of an engine", engine=engine_id, fault=str(fault))
             return HOST_RETRY_S
-        self._fail(engine_id, reason)
+        engine = self._fail(engine_id, reason)
+        if engine is not None and engine.state is EngineState.READY:
+            self._note_idle_death(engine, reason)
         return None
+
+    def _note_idle_death(self, engine: Engine, reason: str) -> None:
+        """An image whose engines come up and die at once again and again is no better than one that does not start."""
+        now = self._now()
+        lived_s = now - (engine.ready_at or now)
+        deaths = self._short_lives.get(engine.pool, 0) + 1 if lived_s < SHORT_LIFE_S else 0
+        self._short_lives[engine.pool] = deaths
+        if deaths >= SHORT_LIVES:
+            self.blame(engine.pool, f"its engines die soon after they are ready: {reason}", tries=deaths - SHORT_LIVES)
 
     def give_up_start(self, engine_id: str, reason: str) -> None:
         """Its start is stuck beyond every deadline."""

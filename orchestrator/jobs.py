@@ -9,6 +9,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 import structlog
 
+from orchestrator.errors import CornermanError
+
 log = structlog.get_logger(__name__)
 
 Work = Callable[[], float | None]
@@ -55,6 +57,8 @@ class Jobs:
         rest: float | None = 1.0
         try:
             rest = None if self._closed else work()
+        except CornermanError as error:
+            log.warning("work is tried again", key=key, what=what, fault=str(error))
         except Exception:  # the edge of a thread: whatever it was, the next tick tries again
             log.exception("job failed", key=key, what=what)
         finally:

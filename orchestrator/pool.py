@@ -110,7 +110,7 @@ class PoolService:
                 pools.configure(db, name, min_ready=pool.min_ready, max_engines=pool.max_engines, image=pool.image)
             if (step := now - float(meta.get(db, "pool_alive_at") or now)) < -TOLERANCE_S:
                 self._record_step(db, step, now)
-            self._drop_unconfigured(db, now)
+            self._drop_what_cannot_stay(db, now)
             engines.restart_clocks(db, now, runtimes=self._runtimes)
             meta.extend_leases(db, now)
         self.look()
@@ -341,8 +341,8 @@ class PoolService:
                     f"give a pool runtime = \"{engine.runtime}\" again, with min_ready = 0, until 'cornerman status' shows none."
                 )
 
-    def _drop_unconfigured(self, db: sqlite3.Connection, now: float) -> None:
-        """Leases of a pool that left the configuration end; engines that are not where their pool is now are removed."""
+    def _drop_what_cannot_stay(self, db: sqlite3.Connection, now: float) -> None:
+        """Leases of a pool that left the configuration end; engines that are not where their pool is now, or that were child processes of a former life, are removed."""
         for lease in leases.live(db):
             if lease.pool not in self._policies:
                 because = f"pool {lease.pool} was taken out of the configuration"
@@ -351,6 +351,9 @@ class PoolService:
             policy = self._policies.get(engine.pool)
             if policy is None:
                 engine = engines.happen(db, engine, Retired("its pool was taken out of the configuration"), now)
+            elif engine.runtime == "process" and engine.state is not EngineState.STARTING:
+                self._leasing.lose(db, engine, "it ended with the daemon that had started it", now)
+                engine = engines.get(db, engine.id)
             elif policy.runtime != engine.runtime:
                 self._leasing.lose(db, engine, f"its pool runs on {policy.runtime} now", now)
                 engine = engines.get(db, engine.id)

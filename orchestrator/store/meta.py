@@ -34,7 +34,8 @@ def shift_clock(db: sqlite3.Connection, delta: float, now: float) -> None:
         {"d": delta},
     )
     db.execute(
-        "UPDATE leases SET granted_at = granted_at + :d, expires_at = :now + ttl_s WHERE state IN ('pending', 'active')",
+        "UPDATE leases SET granted_at = granted_at + :d, last_call_at = last_call_at + :d, expires_at = :now + ttl_s "
+        "WHERE state IN ('pending', 'active')",
         {"d": delta, "now": now},
     )
     db.execute("UPDATE pools SET retry_at = retry_at + ? WHERE retry_at > 0", (delta,))

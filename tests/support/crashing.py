@@ -5,10 +5,10 @@ from __future__ import annotations
 import builtins
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from orchestrator.errors import FaultKind, RuntimeFault
+from orchestrator.errors import FaultKind, RuntimeFault, Unavailable
 from orchestrator.interfaces import EngineSpec, Seen
 from orchestrator.runtimes.fake import FakeHost, FakeRuntime
 from orchestrator.store.database import Database
@@ -23,6 +23,7 @@ class Fuse:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.disk_is_full = False
         self._left: int | None = None
 
     def set(self, calls: int) -> None:
@@ -47,19 +48,19 @@ class Fuse:
 class CrashingDatabase(Database):
     """May die before a transaction, before its commit, and after it."""
 
-    fuse: Fuse
-
     def __init__(self, path: Path, fuse: Fuse) -> None:
         super().__init__(path)
         self.fuse = fuse
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, with three places to die in."""
+        """One transaction, with three places to die in, and a disk that may be full at its end."""
         self.fuse.burn()
         with super().write() as db:
             yield db
             self.fuse.burn()
+            if self.fuse.disk_is_full:
+                raise Unavailable("The state cannot be written: free some space.")
         self.fuse.burn()
 
 
@@ -70,10 +71,23 @@ class CrashingRuntime(FakeRuntime):
         super().__init__(instance, host)
         self.fuse = fuse
         self.lost: dict[str, int] = {}
+        self.late: list[EngineSpec] = []
+        self.creates_late = self.lies_about_removals = 0
 
     def create(self, spec: EngineSpec) -> str:
         with self._call("create"):
+            if self.creates_late:
+                self.creates_late -= 1
+                self.late.append(spec)
+                raise RuntimeFault(FaultKind.TIMEOUT, "The engine host took too long to create, and will do it yet.")
             return super().create(spec)
+
+    def catch_up(self) -> None:
+        """What was asked for long ago, and given up by those who asked, is done now."""
+        for spec in self.late:
+            with suppress(RuntimeFault):  # its name or its image may be gone
+                self.host.make(spec)
+        self.late.clear()
 
     def start(self, handle: str) -> None:
         with self._call("start"):
@@ -81,6 +95,9 @@ class CrashingRuntime(FakeRuntime):
 
     def remove(self, handle: str) -> None:
         with self._call("remove"):
+            if self.lies_about_removals:
+                self.lies_about_removals -= 1
+                return
             super().remove(handle)
 
     def find(self, name: str) -> Seen | None:
@@ -94,8 +111,8 @@ class CrashingRuntime(FakeRuntime):
     @contextmanager
     def _call(self, name: str) -> Iterator[None]:
         self.fuse.burn()
-        if self.lost.get(f"-{name}", 0):
-            self.lost[f"-{name}"] -= 1
+        if self.lost.get(name, 0):
+            self.lost[name] -= 1
             raise RuntimeFault(FaultKind.TIMEOUT, f"The engine host took too long to {name}, and never did.")
         yield
         self.fuse.burn()

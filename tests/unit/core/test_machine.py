@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from structlog.testing import capture_logs
 
 from client_sdk.models import EnvState
+from orchestrator.administration import Administration
 from orchestrator.errors import Refused
 from orchestrator.model import EngineState, LeaseState
 from orchestrator.store import engines, leases
@@ -24,19 +25,20 @@ from tests.support.core import ALICE, BOB, ROOT, Core
 from tests.support.crashing import CrashingDatabase, CrashingRuntime, Fuse, Killed
 
 POOLS: dict[str, dict[str, Any]] = {
-    "main": {"min_ready": 1, "max_engines": 4, "max_starting": 2, "start_timeout_s": 2.0, "probe_interval_s": 5.0},
+    "main": {"min_ready": 1, "max_engines": 3, "max_starting": 2, "start_timeout_s": 2.0, "probe_interval_s": 5.0},
     "again": {
         "min_ready": 1,
-        "max_engines": 3,
+        "max_engines": 2,
         "max_starting": 1,
         "start_timeout_s": 2.0,
         "recycle": "reuse",
         "max_uses": 3,
     },
 }
-FIRST_PORT, LAST_PORT = 32000, 32009  # seven engines at most, and three ports to spare
+FIRST_PORT, LAST_PORT = 32000, 32007  # five engines at most, and three ports to spare
 TTL_S = 60.0
 whose = st.sampled_from([ALICE, BOB])
+CALLS = st.sampled_from(["create", "start", "remove", "find", "list"])
 pool_names = st.sampled_from(["main", "again"])
 
 
@@ -84,7 +86,7 @@ class Daemon(RuleBasedStateMachine):
             return None
         except Killed:
             self.fuse.unset()
-            self.core.restart()
+            self.begin_again()
             return None
 
     # ------------------------------------------------------------ the daemon goes on
@@ -100,9 +102,15 @@ class Daemon(RuleBasedStateMachine):
     def work(self, which: int) -> None:
         self.survive(lambda: self.core.jobs.run(which))
 
+    @rule(ticks=st.integers(2, 6))
+    def settle(self, ticks: int) -> None:
+        self.survive(lambda: self.core.settle(ticks=ticks))
+
     @rule()
-    def settle(self) -> None:
-        self.survive(lambda: self.core.settle(ticks=4))
+    def settle_well(self) -> None:
+        """Without any trouble, so that histories get somewhere."""
+        self.trouble_ends(catch_up=False)
+        self.settle(8)
 
     @rule()
     def look(self) -> None:
@@ -111,7 +119,14 @@ class Daemon(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.fuse.unset()
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """The next life; on a full disk none can begin."""
+        self.fuse.disk_is_full = False
+        late = self.runtime.late
         self.core.restart()
+        self.runtime.late = late
 
     @rule(calls=st.integers(0, 25))
     def die_soon(self, calls: int) -> None:
@@ -186,29 +201,68 @@ class Daemon(RuleBasedStateMachine):
         elif how == "vanish":
             self.core.host.remove(engine.handle)
 
-    @rule(out=st.booleans())
-    def host_out_of_reach(self, out: bool) -> None:
-        self.core.host.unreachable = out
+    @rule(
+        trouble=st.one_of(
+            st.tuples(st.sampled_from(["lose_answers", "time_out"]), CALLS, st.integers(1, 3)),
+            st.tuples(st.sampled_from(["create_late", "lie_about_removals"]), st.integers(1, 2)),
+            st.tuples(st.just("hold_port"), st.integers(FIRST_PORT, LAST_PORT)),
+            st.tuples(st.just("boot_slowly"), st.sampled_from([1.0, 5.0])),
+            st.tuples(st.just("lack_images"), st.sampled_from([(), ("engine:1",), ("engine:2",)])),
+            st.tuples(st.just("be_unreachable")),
+            st.tuples(st.just("disk_full")),
+        )
+    )
+    def trouble_begins(self, trouble: tuple[Any, ...]) -> None:
+        host = self.core.host
+        match trouble:
+            case ("lose_answers", call, times):
+                host.lose_answers(call, times)
+            case ("time_out", call, times):
+                self.runtime.lost[call] = times
+            case ("create_late", times):
+                self.runtime.creates_late = times
+            case ("lie_about_removals", times):
+                self.runtime.lies_about_removals = times
+            case ("hold_port", port):
+                host.hold_port(port)
+            case ("boot_slowly", seconds):
+                host.boot_s = seconds
+            case ("lack_images", images):
+                host.images = set(images)
+            case ("be_unreachable",):
+                host.unreachable = True
+            case ("disk_full",):
+                self.fuse.disk_is_full = True
 
-    @rule(images=st.sampled_from([None, frozenset(), frozenset({"engine:1"}), frozenset({"engine:2"})]))
-    def images(self, images: frozenset[str] | None) -> None:
-        self.core.host.images = None if images is None else set(images)
+    @rule(catch_up=st.booleans())
+    def trouble_ends(self, catch_up: bool) -> None:
+        host, runtime = self.core.host, self.runtime
+        self.fuse.disk_is_full = False
+        host.unreachable, host.images, host.boot_s = False, None, 0.1
+        runtime.lost.clear()
+        runtime.creates_late = runtime.lies_about_removals = 0
+        for call in ("create", "start", "remove"):
+            host.lose_answers(call, 0)
+        for port in range(FIRST_PORT, LAST_PORT + 1):
+            host.free_port(port)
+        if catch_up:
+            runtime.catch_up()
 
-    @rule(call=st.sampled_from(["create", "start", "remove"]), times=st.integers(1, 3))
-    def answers_get_lost(self, call: str, times: int) -> None:
-        self.core.host.lose_answers(call, times)
+    @rule(which=st.integers(0, 20), at_once=st.booleans())
+    def an_administrator_retires(self, which: int, at_once: bool) -> None:
+        there = self.core.engines()
+        if there:
+            engine_id = there[which % len(there)].id
+            self.survive(lambda: self.administration().retire(ROOT, engine_id, at_once=at_once))
 
-    @rule(call=st.sampled_from(["create", "start", "remove", "find", "list"]), times=st.integers(1, 3))
-    def calls_time_out(self, call: str, times: int) -> None:
-        self.core.runtime.lost[f"-{call}"] = times  # type: ignore[attr-defined]
+    def administration(self) -> Administration:
+        core = self.core
+        return Administration(core.database, core.policies, core.leasing, core.clock.now, ports=10)
 
-    @rule(port=st.integers(FIRST_PORT, LAST_PORT), held=st.booleans())
-    def a_port_is_held_unseen(self, port: int, held: bool) -> None:
-        (self.core.host.hold_port if held else self.core.host.free_port)(port)
-
-    @rule(slow=st.sampled_from([0.0, 1.0, 5.0]))
-    def boots_take(self, slow: float) -> None:
-        self.core.host.boot_s = slow
+    @property
+    def runtime(self) -> CrashingRuntime:
+        assert isinstance(self.core.runtime, CrashingRuntime)
+        return self.core.runtime
 
     @rule(seconds=st.sampled_from([-7200.0, -3600.0, -3.0, 3.0, 3600.0, 90000.0]))
     def clock_step(self, seconds: float) -> None:
@@ -285,12 +339,7 @@ class Daemon(RuleBasedStateMachine):
         """Reports 12, 13 and 20: once the faults end, all that is asked for comes, nothing is leaked, no row is stuck."""
         core, host = self.core, self.core.host
         self.fuse.unset()
-        host.unreachable, host.images, host.boot_s = False, None, 0.1
-        core.runtime.lost.clear()  # type: ignore[attr-defined]
-        for call in ("create", "start", "remove"):
-            host.lose_answers(call, 0)
-        for port in range(FIRST_PORT, LAST_PORT + 1):
-            host.free_port(port)
+        self.trouble_ends(catch_up=True)
         for name, pool in POOLS.items():
             core.patch(name, max_engines=pool["max_engines"], min_ready=1)
         for engine in list(host.engines.values()):
