@@ -10,12 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from client_sdk.models import EnvState
-from orchestrator.errors import ConfigError, FaultKind, LeaseEnded, RuntimeFault
+from orchestrator.errors import ConfigError, FaultKind, LeaseEnded, RuntimeFault, Unavailable
 from orchestrator.interfaces import EngineSpec, Seen
 from orchestrator.model import EngineState, LeaseState
 from orchestrator.runtimes.fake import FakeHost, FakeRuntime
 from orchestrator.store import engines, events, leases, pools
 from tests.support.core import ALICE, BOB, START, Core, config_of
+from tests.support.crashing import CrashingDatabase, Fuse
 from tests.support.runtimes import LeakyRuntime, NeverReadyRuntime
 
 S, R, L = EngineState.STARTING, EngineState.READY, EngineState.LEASED
@@ -343,6 +344,22 @@ def test_engines_that_fail_together_count_as_one_failure(core: Callable[..., Cor
         here.clock.pass_s(-1.0 if here.pool_state().fault else 0.0)  # they ran side by side
         here.jobs.run()
     assert here.pool_state().fail_streak == 1
+
+
+def test_engines_that_come_up_only_to_die_make_the_pool_back_off(core: Callable[..., Core]) -> None:
+    """Report 20: an image whose engines answer and die a moment later is not restarted at full speed either."""
+    here = core(main={"min_ready": 1, "max_engines": 2})
+    starts = 0
+    for _ in range(600):
+        for engine in here.ready():
+            here.host.kill(engine.name, exit_code=139)
+            starts += 1
+        here.settle(ticks=1)
+    assert 4 <= starts <= 16  # in five minutes
+    assert any("die soon after they are ready" in text for text in here.events("pool.degraded"))
+    here.settle(ticks=200)
+    assert here.pool_state().fault is None
+    assert len(here.ready()) == 1
 
 
 def test_an_image_that_was_mended_under_the_same_name_is_taken(core: Callable[..., Core]) -> None:
@@ -792,6 +809,42 @@ def test_engines_on_a_host_that_no_pool_uses_are_not_forgotten(core: Callable[..
     here.restart()
     here.settle()
     assert [engine.runtime for engine in here.engines()] == ["fake"]
+
+
+def test_engines_that_were_child_processes_are_replaced_after_a_restart(core: Callable[..., Core]) -> None:
+    """Processes end with the daemon: their leases go on with fresh engines, and the reason says so."""
+    here = core(main={"min_ready": 1, "max_engines": 3})
+    here.settle()
+    view = here.acquire()
+    here.settle()
+    with here.database.write() as db:
+        db.execute("UPDATE engines SET runtime = 'process'")
+    here.restart()
+    here.settle()
+    after = here.lease(view.lease.id)
+    assert (after.lease.state, after.envs[0].state, after.envs[0].generation) == (LeaseState.ACTIVE, EnvState.READY, 2)
+    assert "ended with the daemon" in here.events("lease.engine_lost")[0]
+
+
+def test_on_a_full_disk_the_pool_goes_on_when_there_is_room_again(core: Callable[..., Core]) -> None:
+    """A disk that is full for a while costs no engine, leaks none, and is said in one sentence, not in tracebacks."""
+    fuse = Fuse()
+    here = core(database=lambda path: CrashingDatabase(path, fuse), main={"min_ready": 2, "max_engines": 4})
+    here.tick()
+    here.tick(jobs=False)
+    fuse.disk_is_full = True
+    with capture_logs() as logs:
+        while here.jobs.waiting:
+            here.jobs.run()
+        here.clock.pass_s(3)
+        with pytest.raises(Unavailable):
+            here.tick()
+        with pytest.raises(Unavailable):
+            here.acquire()
+    assert [line for line in logs if line["log_level"] == "error"] == []
+    fuse.disk_is_full = False
+    here.settle()
+    assert len(here.ready()) == len(here.host.engines) == 2
 
 
 def test_a_smaller_maximum_serves_who_can_still_be_served(core: Callable[..., Core]) -> None:
