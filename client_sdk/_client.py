@@ -16,7 +16,7 @@ from client_sdk import models
 from client_sdk._api import Api
 from client_sdk._errors import CornermanError, WaitTimeout, WrongArgument
 from client_sdk._http import Session
-from client_sdk._lease import Lease
+from client_sdk._lease import Lease, open_leases
 from client_sdk._progress import Progress
 from client_sdk._url import from_environment
 from client_sdk.models import DEFAULT_TTL_S, ENDED_LEASE_STATES, LeaseState
@@ -58,7 +58,13 @@ class Cornerman:
             raise WrongArgument(f"via={via!r} is not known to this version of the SDK; leave it out.")
         request = _request(envs=envs, pool=pool, ttl_s=ttl_s, wait=wait, labels=labels, note=note)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        lease = Lease(self._api, self._create(request))
+        first = self._create(request)
+        try:
+            lease = Lease(self._api, first)
+        except BaseException:  # no heartbeats, so no lease
+            with contextlib.suppress(CornermanError):
+                self._api.release(first.id)
+            raise
         try:
             self._wait(lease, request.envs, deadline, timeout_s)
         except BaseException:
@@ -99,11 +105,20 @@ class Cornerman:
                         f"{envs} engines did not become free within {timeout_s:g} s; "
                         "wait longer, ask for fewer, or look with `cornerman ps` who holds them."
                     )
-                place = f"place {lease.queue_position} in the queue" if lease.queue_position else "in the queue"
-                progress.show(f"Waiting for {envs} engines: {place}", elapsed_s=now - started)
+                progress.show(_waiting_text(lease, envs), elapsed_s=now - started)
                 lease.wait(within_s=_POLL_S if deadline is None else min(_POLL_S, deadline - now))
         finally:
             progress.done()
+
+
+def _waiting_text(lease: Lease, envs: int) -> str:
+    place = f"place {lease.queue_position} in the queue" if lease.queue_position else "in the queue"
+    text = f"Waiting for {envs} engine{'s' if envs != 1 else ''}: {place}"
+    own = [other for other in list(open_leases) if other is not lease and other.state is LeaseState.ACTIVE]
+    if own:
+        held = sum(len(other.envs) for other in own)
+        text += f"; this process itself holds {held} (release() of {', '.join(other.id for other in own)} frees them)"
+    return text
 
 
 def _release_whatever_comes(lease: Lease) -> None:

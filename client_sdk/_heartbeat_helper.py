@@ -19,7 +19,7 @@ from client_sdk import models
 from client_sdk._api import Api
 from client_sdk._errors import ConnectionFault, CornermanError, Refused, Unavailable
 from client_sdk._http import Session
-from client_sdk._renewing import Failing, Lost, Outcome, Renewed, Renewing
+from client_sdk._renewing import RENEWALS_PER_TTL, Failing, Lost, Outcome, Renewed, Renewing
 from client_sdk._url import Target
 
 POLL_S = 1.0
@@ -45,6 +45,23 @@ class Orders(BaseModel):
     @field_serializer("token", when_used="json")
     def _reveal(self, token: SecretStr) -> str:
         return token.get_secret_value()
+
+    @classmethod
+    def to_keep(cls, lease: models.Lease, *, session: Session) -> Orders:
+        """The orders to keep ``lease``, just renewed, for this process."""
+        target = session.target
+        return cls(
+            parent_pid=os.getpid(),
+            lease_id=lease.id,
+            ttl_s=lease.ttl_s,
+            host=target.host,
+            port=target.port,
+            token=target.token,
+            tls=target.tls,
+            ca_sha256=target.ca_sha256,
+            ca_pem=session.ca_pem,
+            due_at=time.monotonic() + lease.ttl_s / RENEWALS_PER_TTL,
+        )
 
     @property
     def target(self) -> Target:

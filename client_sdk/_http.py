@@ -138,11 +138,13 @@ class Session:
                 allow_redirects=False,
             )
         except SSLError as fault:
+            fault.request = None  # it holds the token
             raise UntrustedHost(
                 f"{self.target.authority} cannot prove to be the host that the connection string names "
                 f"({_trust.fault_text(fault)}); get a new string on the host, or look who answers there."
             ) from fault
         except RequestException as fault:
+            fault.request = None  # it holds the token
             raise _trust.not_reached(self.target, fault) from fault
         self._check(response)
         return response

@@ -30,10 +30,12 @@ from client_sdk._errors import (
 from client_sdk._heartbeat import Heartbeat
 from client_sdk._heartbeat_helper import Orders, Report
 from client_sdk._progress import warn
-from client_sdk._renewing import RENEWALS_PER_TTL, says_lost
+from client_sdk._renewing import says_lost
 from client_sdk.models import ENDED_LEASE_STATES, MAX_WAIT_S, EnvState, LeaseState
 
 EXIT_TIMEOUT_S = 5.0
+# All of this process: whoever waits for engines that an earlier cell of the same notebook holds is to be told so.
+open_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 class Lease:
@@ -48,7 +50,7 @@ class Lease:
         self._api = api
         self._now = first
         self._owner = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may call release() on the thread that holds it
         self._over = False
         self._lost: str | None = None
         self._addresses: dict[int, str] = {}
@@ -59,6 +61,7 @@ class Lease:
         self._on_collect.atexit = False
         self._on_exit = functools.partial(_release_at_exit, weakref.ref(self))
         atexit.register(self._on_exit)
+        open_leases.add(self)
         self._accept(first)
 
     # ------------------------------------------------------------ what it is
@@ -242,6 +245,9 @@ class Lease:
             self._lose(now.ended_because or f"it is {now.state.value}")
 
     def _lose(self, reason: str) -> None:
+        if os.getpid() != self._owner:
+            self._lost = reason
+            return
         with self._lock:
             if self._over or self._lost is not None:
                 return
@@ -268,6 +274,7 @@ class Lease:
             if self._over:
                 return False
             self._over = True
+        open_leases.discard(self)
         claims.drop(self._claim)
         self._on_collect.detach()
         atexit.unregister(self._on_exit)
@@ -279,19 +286,6 @@ class Lease:
 
 
 def _start_heartbeat(lease: Lease, api: Api, first: models.Lease) -> Heartbeat:
-    target = api.session.target
-    orders = Orders(
-        parent_pid=os.getpid(),
-        lease_id=first.id,
-        ttl_s=first.ttl_s,
-        host=target.host,
-        port=target.port,
-        token=target.token,
-        tls=target.tls,
-        ca_sha256=target.ca_sha256,
-        ca_pem=api.session.ca_pem,
-        due_at=time.monotonic() + first.ttl_s / RENEWALS_PER_TTL,
-    )
     hear = weakref.WeakMethod(lease._hear)  # the thread must not keep a lease that nobody holds any more
 
     def forward(report: Report) -> None:
@@ -299,7 +293,7 @@ def _start_heartbeat(lease: Lease, api: Api, first: models.Lease) -> Heartbeat:
         if method is not None:
             method(report)
 
-    return Heartbeat(orders, hear=forward, warn=warn)
+    return Heartbeat(Orders.to_keep(first, session=api.session), hear=forward, warn=warn)
 
 
 def _release_at_exit(reference: weakref.ref[Lease]) -> None:

@@ -49,6 +49,22 @@ def cornerman(environment: dict[str, str], tmp_path: Path) -> Callable[..., subp
 
 
 @pytest.fixture
+def call(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """``call("ps")`` runs the command in this process: its exit code, output and errors."""
+
+    def run(*arguments: str, url: str = environment["CORNERMAN_URL"]) -> tuple[int, str, str]:
+        monkeypatch.setenv("CORNERMAN_URL", url)
+        with pytest.raises(SystemExit) as end:
+            cli.main(arguments)
+        assert isinstance(end.value.code, int)
+        return end.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
 def begin(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """``begin("lease")`` starts the command in a process group of its own."""
     begun: list[subprocess.Popen[str]] = []
@@ -224,7 +240,7 @@ def test_lost_lease_ends_the_holding(
     daemon: FakeDaemon, begin: Callable[..., subprocess.Popen[str]], wait_until: WaitUntil
 ) -> None:
     """`cornerman lease` ends with the reason when its lease is lost."""
-    daemon.ttl_s = 4
+    daemon.ttl_s = 6
     lease = begin("lease", "-q")
     wait_until(lambda: _states(daemon) == [LeaseState.ACTIVE], 30)
     daemon.end(next(iter(daemon.leases)), LeaseState.FAILED, "the ROM is missing")
@@ -236,51 +252,47 @@ def test_lost_lease_ends_the_holding(
 
 def test_ps_and_release(
     daemon: FakeDaemon,
-    cornerman: Callable[..., subprocess.CompletedProcess[str]],
+    call: Callable[..., tuple[int, str, str]],
     begin: Callable[..., subprocess.Popen[str]],
     wait_until: WaitUntil,
 ) -> None:
     """`cornerman ps` shows leases and their engines, and `cornerman release ID` ends one."""
-    assert cornerman("ps").stdout == "No leases.\n"
+    assert call("ps") == (0, "No leases.\n", "")
     begin("lease", "-n", "2", "--note", "two\x1b[31m lines\n")
     wait_until(lambda: _states(daemon) == [LeaseState.ACTIVE], 30)
     lease_id = next(iter(daemon.leases))
-    shown = cornerman("ps").stdout
+    _, shown, _ = call("ps")
     assert shown.count(lease_id) == 3
     assert "127.0.0.1:32002" in shown
     assert "\x1b" not in shown
-    as_json = json.loads(cornerman("ps", "--json").stdout)
+    as_json = json.loads(call("ps", "--json")[1])
     assert [engine["lease_id"] for engine in as_json["engines"]] == [lease_id] * 2
-    done = cornerman("release", lease_id)
-    assert (done.returncode, done.stdout) == (0, f"Released {lease_id}.\n")
-    assert cornerman("ps").stdout == "No leases.\n"
-    assert lease_id in cornerman("ps", "--all").stdout
+    assert call("release", lease_id) == (0, f"Released {lease_id}.\n", "")
+    assert call("ps") == (0, "No leases.\n", "")
+    assert lease_id in call("ps", "--all")[1]
 
 
-def test_wrong_calls_are_explained(
-    daemon: FakeDaemon, cornerman: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_wrong_calls_are_explained(daemon: FakeDaemon, call: Callable[..., tuple[int, str, str]]) -> None:
     """Every failure is one sentence on standard error: exit code 2 for a wrong call, 1 for anything else."""
     closed = f"cornerman+http://{TOKEN}@127.0.0.1:{free_port()}"
-    for arguments, changes, code, what in (
-        (["run"], {}, 2, "COMMAND"),
-        (["lease", "-n", "0"], {}, 2, "0 is not in the range"),
-        (["lease", "--label", "x"], {}, 2, "KEY=VALUE"),
-        (["nonsense"], {}, 2, "No such command"),
-        (["release"], {}, 2, "ID"),
-        (["release", "nothing"], {}, 1, "There is no lease nothing."),
-        (["lease", "--ttl", "1"], {}, 1, "ttl_s"),
-        (["lease", "-n", "9"], {}, 1, "8 engines at most"),
-        (["ps"], {"CORNERMAN_URL": ""}, 1, "There is no connection string"),
-        (["ps"], {"CORNERMAN_URL": f"http://{TOKEN}@x"}, 1, "The connection string is wrong"),
-        (["ps"], {"CORNERMAN_URL": closed}, 1, "was not reached"),
+    for arguments, url, code, what in (
+        (["run"], daemon.url, 2, "COMMAND"),
+        (["lease", "-n", "0"], daemon.url, 2, "0 is not in the range"),
+        (["lease", "--label", "x"], daemon.url, 2, "KEY=VALUE"),
+        (["nonsense"], daemon.url, 2, "No such command"),
+        (["release"], daemon.url, 2, "ID"),
+        (["release", "nothing"], daemon.url, 1, "There is no lease nothing."),
+        (["lease", "--ttl", "1"], daemon.url, 1, "ttl_s"),
+        (["lease", "-n", "9"], daemon.url, 1, "8 engines at most"),
+        (["ps"], "", 1, "There is no connection string"),
+        (["ps"], f"http://{TOKEN}@x", 1, "The connection string is wrong"),
+        (["ps"], closed, 1, "was not reached"),
     ):
-        done = cornerman(*arguments, **changes)
-        assert (done.returncode, done.stdout) == (code, ""), done
-        assert what in done.stderr
-        assert "Traceback" not in done.stderr
-        assert TOKEN not in done.stderr
-        assert code == 2 or (done.stderr.startswith("Error: ") and done.stderr.count("\n") == 1)
+        ended, out, err = call(*arguments, url=url)
+        assert (ended, out) == (code, ""), arguments
+        assert what in err
+        assert TOKEN not in err
+        assert code == 2 or (err.startswith("Error: ") and err.count("\n") == 1)
 
 
 def test_any_other_fault_is_one_sentence_too(

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from client_sdk import Cornerman, LeaseLost
+from client_sdk import Cornerman, HeartbeatFault, LeaseLost
 from client_sdk._heartbeat_helper import Outbox, Report
 from client_sdk._lease import Lease
 from client_sdk.models import LeaseState
 from tests.support.fake_daemon import TOKEN, FakeDaemon, refusing, serving, times
 
 ROOT = Path(__file__).resolve().parents[3]
-TTL_S = 4.0  # shorter than a daemon allows, so that nobody has to wait for minutes
+TTL_S = 6.0  # shorter than a daemon allows, so that nobody has to wait for minutes
 WaitUntil = Callable[..., object]
 
 
@@ -123,7 +123,7 @@ def test_stopped_kernel_keeps_its_lease(
     stopped = script("until_told(); lease.refresh(); say('kept')")
     os.kill(stopped.process.pid, signal.SIGSTOP)
     before = len(daemon.renewals)
-    wait_until(lambda: len(daemon.renewals) >= before + 5, 60)
+    wait_until(lambda: len(daemon.renewals) >= before + 4, 60)
     os.kill(stopped.process.pid, signal.SIGCONT)
     stopped.tell()
     assert stopped.line() == "kept"
@@ -338,6 +338,36 @@ def test_released_lease_leaves_no_process(host: Cornerman) -> None:
     pid = lease._heartbeat.pid
     lease.release()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_heartbeats_that_cannot_start_cost_no_lease(
+    daemon: FakeDaemon, host: Cornerman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no heartbeat process can be started, the lease is given back and the error says so."""
+    for executable, what in (("", "sys.executable"), ("/nonexistent/python", "No such file")):
+        monkeypatch.setattr(sys, "executable", executable)
+        with pytest.raises(HeartbeatFault, match=what):
+            host.lease(envs=1)
+    assert {daemon.state(lease_id) for lease_id in daemon.leases} == {LeaseState.RELEASED}
+
+
+def test_signal_handler_may_release(daemon: FakeDaemon, script: Callable[[str], Script]) -> None:
+    """A handler that releases the lease and ends the process works at any moment."""
+    handled = script(
+        """
+        def end(*_):
+            lease.release()
+            sys.exit(9)
+        signal.signal(signal.SIGTERM, end)
+        say("ready")
+        while True:
+            lease.refresh()
+        """
+    )
+    assert handled.line() == "ready"
+    os.kill(handled.process.pid, signal.SIGTERM)
+    assert handled.process.wait(30) == 9
+    assert daemon.state(handled.lease_id) is LeaseState.RELEASED
 
 
 def test_outbox_never_waits_and_keeps_the_latest() -> None:

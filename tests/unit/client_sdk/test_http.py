@@ -51,7 +51,7 @@ def test_ca_of_the_connection_string_is_trusted(tls_daemon: tuple[FakeDaemon, st
 def test_lease_lives_over_tls(tls_daemon: tuple[FakeDaemon, str]) -> None:
     """Heartbeats use the same trust, without fetching the CA again."""
     daemon, sha256 = tls_daemon
-    daemon.ttl_s = 4.0
+    daemon.ttl_s = 6.0
     with Cornerman(_url(daemon, sha256)).lease(envs=1) as lease:
         deadline = time.monotonic() + 20
         while len(daemon.renewals) < 2 and time.monotonic() < deadline:
@@ -187,6 +187,10 @@ def test_unreachable_host_says_so() -> None:
         Cornerman(f"cornerman+http://{TOKEN}@127.0.0.1:{port}").leases()
     assert f"127.0.0.1:{port} was not reached (Connection refused)" in str(caught.value)
     assert "object at" not in str(caught.value)
+    causes: list[BaseException | None] = [caught.value]
+    while causes[-1] is not None:
+        assert getattr(causes[-1], "request", None) is None, "a cause carries the request, and so the token"
+        causes.append(causes[-1].__cause__)
 
 
 def test_silent_host_does_not_hold_anybody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,9 @@ def test_waiting_gets_the_engines_when_they_are_free(
         assert second.state is LeaseState.ACTIVE
         assert os.environ["DIAMBRA_ENVS"] == second.diambra_envs
     timer.join()
-    assert "Waiting for 4 engines: place 1 in the queue\n" in capsys.readouterr().err
+    assert "Waiting for 4 engines: place 1 in the queue; this process itself holds 8 (release() of " in (
+        capsys.readouterr().err
+    )
 
 
 def test_quiet_shows_nothing(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +126,8 @@ def test_quiet_shows_nothing(daemon: FakeDaemon, capsys: pytest.CaptureFixture[s
 def test_pending_lease_is_kept_alive_while_waiting(daemon: FakeDaemon, host: Cornerman) -> None:
     """Whoever waits longer than the lease's life in the queue keeps the place."""
     first = host.lease(envs=8)
-    daemon.ttl_s = 2.5
-    timer = threading.Timer(4.0, first.release)
+    daemon.ttl_s = 6.0
+    timer = threading.Timer(8.0, first.release)
     timer.start()
     with host.lease(envs=4, timeout_s=60) as second:
         assert second.state is LeaseState.ACTIVE
@@ -203,7 +205,7 @@ def test_ended_answer_is_asked_again_under_a_new_key(
 
 def test_replaced_engine_changes_the_variable(daemon: FakeDaemon, host: Cornerman, wait_until: WaitUntil) -> None:
     """When the daemon gives a slot a fresh engine, its address arrives by itself under the same rank."""
-    daemon.ttl_s = 4.0
+    daemon.ttl_s = 6.0
     with host.lease(envs=2) as lease:
         before = lease.addresses
         daemon.fail_engine(lease.id, 1)
@@ -230,7 +232,7 @@ def test_lost_lease_says_why(
     daemon: FakeDaemon, host: Cornerman, wait_until: WaitUntil, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A lease that ended without us is called lost by check(), refresh() and the end of the block, and warned of once."""
-    daemon.ttl_s = 4.0
+    daemon.ttl_s = 6.0
 
     def lost() -> bool:
         try:
