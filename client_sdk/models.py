@@ -135,7 +135,7 @@ class Relay(Answer):
     """Where the encrypted data plane of a lease is; the token opens this lease's lanes and nothing else."""
 
     url: str
-    token: str
+    token: str = Field(repr=False)
 
 
 class Lease(Answer):

@@ -1,7 +1,11 @@
-"""The commands of a host: ``cornerman init`` and ``cornerman serve``. What they need is loaded when they run."""
+"""The commands of a host: ``cornerman init``, ``serve`` and ``relay``. What they need is loaded when they run."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ _FILE = click.Path(path_type=Path)
     "--public-host", default="127.0.0.1", show_default=True, help="Name or address that notebooks reach this host by."
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True, help="Port of the API.")
+@click.option("--relay-port", type=click.IntRange(1, 65535), help="Port of the relay.  [default: the API's plus 1]")
 @click.option(
     "--runtime", type=click.Choice(["docker", "process"]), default="docker", show_default=True, help="How engines run."
 )
@@ -52,11 +57,13 @@ def init(folder: Path | None, renew_certificate: bool, renew_admin: bool, **chos
     The string alone goes to standard output: export CORNERMAN_URL="$(cornerman init)"
     """
     import datetime
+    import os
 
     from orchestrator import config, setup
     from orchestrator.errors import CornermanError
     from orchestrator.places import CONFIG_NAME, places
 
+    os.umask(0o077)  # what is made here is for its owner, unless said otherwise
     now = datetime.datetime.now(datetime.timezone.utc)
     where = places(folder)
     try:
@@ -77,7 +84,12 @@ def init(folder: Path | None, renew_certificate: bool, renew_admin: bool, **chos
         f"State: {made.state_dir}\n"
         f"The administrator's connection string: {made.admin_url} (a secret)\n"
         f"Start the daemon with: {serve_command}\n"
-        + (_LOCAL_ONLY if setup.is_loopback(chosen["public_host"]) else _OPEN if chosen["expose"] == "direct" else "")
+        + (
+            _LOCAL_ONLY
+            if setup.is_loopback(chosen["public_host"])
+            else f"Notebooks must reach ports {made.port} (API) and {made.relay_port} (relay) of this host.\n"
+        )
+        + (_OPEN if chosen["expose"] == "direct" and not setup.is_loopback(chosen["public_host"]) else "")
         + "A notebook's connection string, as secret as a password:",
         err=True,
     )
@@ -91,27 +103,42 @@ _OPEN = (
 )
 
 
+def _where(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds --config and --dir, and hands the command the configuration file they lead to."""
+
+    @click.option(
+        "--config",
+        "config_file",
+        type=_FILE,
+        envvar="CORNERMAN_CONFIG",
+        help="The configuration file.  [default: init's]",
+    )
+    @click.option("--dir", "folder", type=_FOLDER, help="The folder given to init, instead of --config.")
+    @wraps(command)
+    def run(*, config_file: Path | None, folder: Path | None, **options: Any) -> None:
+        from orchestrator.places import CONFIG_NAME, default_config
+
+        if folder is not None:
+            config_file = folder / CONFIG_NAME
+        command((config_file or default_config()).absolute(), **options)
+
+    return run
+
+
 @click.command()
-@click.option(
-    "--config", "config_file", type=_FILE, envvar="CORNERMAN_CONFIG", help="The configuration file.  [default: init's]"
-)
-@click.option("--dir", "folder", type=_FOLDER, help="The folder given to init, instead of --config.")
-def serve(config_file: Path | None, folder: Path | None) -> None:
+@_where
+@click.option("--no-relay", is_flag=True, help="Leave the relay to a service of its own ('cornerman relay').")
+def serve(config_file: Path, *, no_relay: bool) -> None:
     """Run the daemon until Ctrl-C or SIGTERM; games in Docker go on without it.
 
     Exit codes: 0 stopped, 69 port taken, 70 fault of the daemon, 74 state folder unusable, 75 a daemon runs already,
     78 configuration wrong.
     """
-    import os
-    import sys
     import threading
 
     from orchestrator.daemon import serve as run
-    from orchestrator.places import CONFIG_NAME, default_config
 
-    if folder is not None:
-        config_file = folder / CONFIG_NAME
-    code = run((config_file or default_config()).absolute())
+    code = run(config_file, relay=not no_relay)
     sys.stdout.flush()
     sys.stderr.flush()
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
@@ -119,4 +146,17 @@ def serve(config_file: Path | None, folder: Path | None) -> None:
     sys.exit(code)
 
 
-commands: list[click.Command] = [init, serve]
+@click.command()
+@_where
+def relay(config_file: Path) -> None:
+    """Run the relay as a service of its own, beside 'cornerman serve --no-relay'.
+
+    It ends by Ctrl-C or SIGTERM, after the calls in flight. Exit codes: 0 stopped, 69 port taken, 70 fault of the relay,
+    74 state folder unusable, 78 configuration wrong.
+    """
+    from orchestrator.relay.process import serve as run
+
+    sys.exit(run(config_file))
+
+
+commands: list[click.Command] = [init, serve, relay]

@@ -78,13 +78,16 @@ class PoolConfig(_Section):
     max_uses: int = Field(default=1, ge=1)
     max_age_s: float | None = Field(default=None, gt=0)
     max_lease_s: float | None = Field(default=None, gt=0)
+    idle_release_s: float = Field(default=1800.0, ge=0)  # without a call through the relay; 0: never
     docker: DockerOptions = DockerOptions()
     process: ProcessOptions = ProcessOptions()
 
     @model_validator(mode="after")
     def _consistent(self) -> PoolConfig:
         if self.min_ready > self.max_engines:
-            raise ValueError(f"min_ready ({self.min_ready}) is above max_engines ({self.max_engines}): lower one or raise the other")
+            raise ValueError(
+                f"min_ready ({self.min_ready}) is above max_engines ({self.max_engines}): lower one or raise the other"
+            )
         if self.recycle == "reuse" and self.expose == "direct":
             raise ValueError(
                 'recycle = "reuse" cannot go with expose = "direct", because a stale client could step into the next '
@@ -105,7 +108,9 @@ class ServerConfig(_Section):
 
     bind: str = "0.0.0.0"  # noqa: S104 - a server for other machines; TLS and tokens guard it
     port: int = Field(default=8443, ge=1, le=65535)
-    public_host: str = "127.0.0.1"  # what clients reach this host by; part of engine addresses and of the connection string
+    public_host: str = (
+        "127.0.0.1"  # what clients reach this host by; part of engine addresses and of the connection string
+    )
     tls: bool = True  # False only on a loopback address
     certificate: Path | None = None  # a brought certificate chain and its key; both or none
     key: Path | None = None
@@ -116,12 +121,26 @@ class ServerConfig(_Section):
     @model_validator(mode="after")
     def _consistent(self) -> ServerConfig:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key belong together: name both, or none to use the ones made by 'cornerman init'")
+            raise ValueError(
+                "certificate and key belong together: name both, or none to use the ones made by 'cornerman init'"
+            )
         if not self.tls and not _is_loopback(self.bind):
             raise ValueError(f"tls = false is allowed on a loopback address only, not on {self.bind}: set tls = true")
         if self.streams > self.threads - 2:
-            raise ValueError("streams must leave at least 2 of the threads to other calls: lower streams or raise threads")
+            raise ValueError(
+                "streams must leave at least 2 of the threads to other calls: lower streams or raise threads"
+            )
         return self
+
+
+class RelayConfig(_Section):
+    """Where the encrypted data plane listens; its certificate is the API's."""
+
+    enabled: bool = True
+    bind: str | None = None  # None: where the API listens
+    port: int = Field(default=8444, ge=1, le=65535)
+    threads: int = Field(default=2, ge=1, le=64)  # that compress large frames
+    connections: int = Field(default=2048, ge=1, le=100_000)
 
 
 class DockerHostConfig(_Section):
@@ -149,6 +168,7 @@ class Config(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     default_pool: PoolName | None = None  # None: the only pool
     server: ServerConfig = ServerConfig()
+    relay: RelayConfig = RelayConfig()
     docker: DockerHostConfig = DockerHostConfig()
     pools: dict[PoolName, PoolConfig]
 
@@ -165,6 +185,12 @@ class Config(BaseSettings):
             raise ValueError("there are several pools: say which one is the default with default_pool = NAME")
         if self.default_pool is not None and self.default_pool not in self.pools:
             raise ValueError(f"default_pool names {self.default_pool!r}, which is not configured")
+        if not self.server.tls and not _is_loopback(self.relay_bind):
+            raise ValueError(
+                f"server.tls = false is allowed on loopback addresses only, and relay.bind is {self.relay_bind}: set tls = true"
+            )
+        if self.relay.enabled and self.relay.port == self.server.port:
+            raise ValueError(f"server.port and relay.port are both {self.relay.port}: give the relay another one")
         room = self.last_port - self.first_port + 1
         need = sum(pool.max_engines for pool in self.pools.values())
         if room < need:
@@ -191,6 +217,17 @@ class Config(BaseSettings):
         return self.default_pool or next(iter(self.pools))
 
     @property
+    def relay_bind(self) -> str:
+        """Where the relay listens."""
+        return self.server.bind if self.relay.bind is None else self.relay.bind
+
+    def relay_url(self, lease_id: str) -> str:
+        """Where clients find the lanes of a lease."""
+        host = self.server.public_host
+        authority = f"[{host}]:{self.relay.port}" if ":" in host else f"{host}:{self.relay.port}"
+        return f"{'wss' if self.server.tls else 'ws'}://{authority}/v1/leases/{lease_id}"
+
+    @property
     def database(self) -> Path:
         """The database, which all processes of a daemon share; its lock lies beside it."""
         return self.state_dir / "cornerman.db"
@@ -209,7 +246,9 @@ def _is_loopback(host: str) -> bool:
 def load(path: Path) -> Config:
     """Read ``path``; ConfigError in one sentence when it is missing, unreadable or wrong."""
     if not path.is_file():
-        raise ConfigError(f"There is no configuration at {path}: make one with 'cornerman init', or name yours with --config.")
+        raise ConfigError(
+            f"There is no configuration at {path}: make one with 'cornerman init', or name yours with --config."
+        )
     try:
         values = TomlConfigSettingsSource(Config, path).toml_data
     except OSError as error:
@@ -257,4 +296,6 @@ def check_files(config: Config) -> None:
             raise ConfigError(f"{place}.roms_path {roms} {what}: name the folder that holds the ROM archives.")
     for label, file in (("server.certificate", config.server.certificate), ("server.key", config.server.key)):
         if file is not None and not (file.is_file() and os.access(file, os.R_OK)):
-            raise ConfigError(f"{label} {file} does not exist or cannot be read: name a readable PEM file, or leave both out.")
+            raise ConfigError(
+                f"{label} {file} does not exist or cannot be read: name a readable PEM file, or leave both out."
+            )

@@ -1,16 +1,18 @@
 """The daemon: the one place that builds and wires everything.
 
-This process runs the pool; the API is a child process. They meet only in the store, so neither can take the other along.
+This process runs the pool; API and relay are child processes (the relay may be a service of its own instead). They meet
+only in the store, so none can take the others along.
 """
 
 from __future__ import annotations
 
 import datetime
 import shutil
+import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from enum import IntEnum
 from pathlib import Path
 
 import structlog
@@ -19,16 +21,18 @@ from client_sdk._version import __version__
 from client_sdk.models import EngineState
 from orchestrator import config as configuration
 from orchestrator import logs, tls
-from orchestrator.api_process import ApiProcess, PortTaken, claim
+from orchestrator.children import Child, Listens, PortTaken, claim
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError, CornermanError, Unavailable
-from orchestrator.interfaces import Runtime
+from orchestrator.exits import Exit as Exit
+from orchestrator.interfaces import Probe, Runtime
 from orchestrator.leasing import Leasing
 from orchestrator.lock import AlreadyRunning, owning
 from orchestrator.notify import Notifier
 from orchestrator.policies import policies
 from orchestrator.pool import PoolService
 from orchestrator.probes import GrpcProbe
+from orchestrator.relay_token import ensure_secret
 from orchestrator.store import engines, meta, pools
 from orchestrator.store.database import Database
 from orchestrator.wakeups import Wakeups
@@ -38,19 +42,9 @@ log = structlog.get_logger(__name__)
 STARTING_S, STEADY_S = 0.1, 5.0
 CERTIFICATE_EVERY_S = 86400.0
 POOL_STOP_S = 10.0
-API_TRIES = 3
+CHILD_TRIES = 3
+RELAY_STOP_S = 13.0  # it lets the calls in flight come to their end first
 ANSWER_AT_START_S = 2.0
-
-
-class Exit(IntEnum):
-    """How ``cornerman serve`` ends, as sysexits.h has it."""
-
-    STOPPED = 0  # asked to, by a signal
-    PORT_TAKEN = 69
-    FAULT = 70  # a fault of ours: whoever supervises it starts it again
-    STATE = 74  # the state folder cannot be used
-    ALREADY_RUNNING = 75
-    CONFIG = 78  # starting again would change nothing
 
 
 class StateFault(CornermanError):
@@ -70,15 +64,18 @@ _EXITS: dict[type[CornermanError], Exit] = {
 }
 
 
-def serve(config_file: Path) -> Exit:
-    """Run the daemon until a signal ends it; what keeps it from running is logged in one sentence and decides the exit code."""
+def serve(config_file: Path, *, relay: bool = True) -> Exit:
+    """Run the daemon until a signal ends it; what keeps it from running is logged in one sentence and decides the exit code.
+
+    Without ``relay`` that is left to a service of its own.
+    """
     logs.configure()
     wakeups, notifier = Wakeups(), Notifier()
     wakeups.catch_signals()
     try:
         config = _configuration(config_file)
         logs.configure(config.log_level)
-        Daemon(config_file, config, wakeups=wakeups, notifier=notifier).run()
+        Daemon(config_file, config, wakeups=wakeups, notifier=notifier, relay=relay).run()
     except CornermanError as error:
         log.error(str(error))
         notifier.status(str(error))
@@ -135,11 +132,20 @@ def _fake(_config: Config, instance: str) -> Runtime:
     return FakeRuntime(instance)
 
 
+def _probe(runtimes: Mapping[str, Runtime]) -> Probe:
+    """Simulated engines listen on no socket: where a configuration has nothing else, they answer for themselves."""
+    fake = runtimes.get("fake")
+    return fake.probe if fake is not None and len(runtimes) == 1 else GrpcProbe()  # type: ignore[attr-defined,no-any-return]
+
+
 class Daemon:
     """One life of the daemon, from taking the lock to letting go of it."""
 
-    def __init__(self, config_file: Path, config: Config, *, wakeups: Wakeups, notifier: Notifier) -> None:
+    def __init__(
+        self, config_file: Path, config: Config, *, wakeups: Wakeups, notifier: Notifier, relay: bool = True
+    ) -> None:
         self._config_file, self._config = config_file, config
+        self._with_relay = relay and config.relay.enabled
         self._wakeups, self._notifier = wakeups, notifier
         self._stop_pool = threading.Event()
         self._pool_fault: BaseException | None = None
@@ -156,17 +162,20 @@ class Daemon:
                 database = _open(config)
                 undo.callback(database.close)
                 self._ensure_certificate()
+                ensure_secret(config.state_dir)
             except OSError as error:
                 raise StateFault(
                     f"The state folder {config.state_dir} cannot be used ({error.strerror}): check its owner and free space."
                 ) from error
-            claim(config.server)
+            children = self._children()
+            for _, place in children:
+                claim(place)
             pool = self._build_pool(database)
             self._start_pool(pool, undo)
-            api = ApiProcess(self._config_file, config.server, wake=self._wakeups.wake)
-            undo.callback(api.close)
-            self._bring_up(api)
-            self._look_after(api, database)
+            for child, _ in children:
+                undo.callback(child.close)
+            self._bring_up([child for child, _ in children])
+            self._look_after([child for child, _ in children], database)
             log.info("stopping")
 
     # ------------------------------------------------------------ building
@@ -184,6 +193,18 @@ class Daemon:
             log.info("made a new certificate of the same CA", valid_until=until.isoformat())
         return made
 
+    def _children(self) -> list[tuple[Child, Listens]]:
+        """API and relay, in the order of their start; they end the other way round, the relay first."""
+        config, wake, options = self._config, self._wakeups.wake, ("--config", str(self._config_file))
+        place = Listens("server", config.server.bind, config.server.port, config.server.tls)
+        api = (sys.executable, "-m", "orchestrator.api.server", *options)
+        found = [(Child("API", api, place, wake=wake), place)]
+        if self._with_relay:
+            place = Listens("relay", config.relay_bind, config.relay.port, config.server.tls)
+            relay = (sys.executable, "-m", "orchestrator.relay", *options, "--child")
+            found.append((Child("relay", relay, place, wake=wake, stop_s=RELAY_STOP_S), place))
+        return found
+
     def _build_pool(self, database: Database) -> PoolService:
         with database.write() as db:
             instance = meta.instance(db)
@@ -194,7 +215,7 @@ class Daemon:
             config=self._config,
             policies=by_pool,
             runtimes=runtimes,
-            probe=GrpcProbe(),
+            probe=_probe(runtimes),
             leasing=Leasing(database, by_pool, time.time),
             instance=instance,
         )
@@ -214,6 +235,8 @@ class Daemon:
         try:
             pool.prepare()
             pool.run(self._stop_pool, self._beat)
+        except CornermanError as error:  # one sentence, for the main thread to say
+            self._pool_fault = error
         except BaseException as error:  # the loop's edge: without it there is no daemon
             self._pool_fault = error
             log.exception("the pool's loop ended by itself")
@@ -227,26 +250,33 @@ class Daemon:
 
     # ------------------------------------------------------------ looking after it
 
-    def _bring_up(self, api: ApiProcess) -> None:
+    def _bring_up(self, children: Sequence[Child]) -> None:
+        waiting = list(children)
         while not self._done():
-            api.look_after()
-            if api.deaths >= API_TRIES:
-                raise Broken(f"The API ended {API_TRIES} times before it answered: the lines above say why.")
-            if self._first_tick.is_set() and api.answers(timeout_s=ANSWER_AT_START_S):
+            for child in children:
+                child.look_after()
+                if child in waiting and child.deaths >= CHILD_TRIES:
+                    raise Broken(
+                        f"The {child.name} ended {CHILD_TRIES} times before it answered: the lines above say why."
+                    )
+            waiting = [child for child in waiting if not child.answers(timeout_s=ANSWER_AT_START_S)]
+            if self._first_tick.is_set() and not waiting:
                 break
             self._wakeups.sleep(STARTING_S)
         else:
             return
-        server = self._config.server
+        server, relay = self._config.server, self._config.relay
         scheme = "https" if server.tls else "http"
-        log.info(f"Cornerman {__version__} listens on {scheme}://{_in_url(server.bind)}:{server.port}")
+        with_relay = f", and its relay on port {relay.port}" if self._with_relay else ""
+        log.info(f"Cornerman {__version__} listens on {scheme}://{_in_url(server.bind)}:{server.port}{with_relay}")
         self._notifier.ready()
 
-    def _look_after(self, api: ApiProcess, database: Database) -> None:
+    def _look_after(self, children: Sequence[Child], database: Database) -> None:
         while not self._done():
-            api.look_after()
+            for child in children:
+                child.look_after()
             if time.monotonic() - self._checked_at >= CERTIFICATE_EVERY_S and self._renewed():
-                api.restart()
+                children[0].restart()  # the relay takes up a new certificate by itself
             if self._notifier.heard:
                 self._tell_status(database)
             self._wakeups.sleep(STEADY_S)

@@ -30,6 +30,7 @@ from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.files import write_atomically
 from orchestrator.places import ADMIN_URL_NAME, CONFIG_NAME, Places
+from orchestrator.relay_token import ensure_secret
 from orchestrator.store import meta, principals
 from orchestrator.store.database import Database
 
@@ -37,6 +38,7 @@ SERVICE_USER = "cornerman"
 PRACTICE_IMAGE = "practice"
 ADMIN, HOLDER = "admin", "notebook"  # the first principals
 NOTE = "made by 'cornerman init'"
+LAST_PORT = 65535
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*\.?")
 
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -48,6 +50,7 @@ class Choices:
 
     public_host: str = "127.0.0.1"
     port: int = 8443
+    relay_port: int | None = None  # None: the one after ``port``
     pool: str = "default"
     runtime: Literal["docker", "process", "fake"] = "docker"
     image: str | None = None  # None: DIAMBRA's engine, or the practice engine
@@ -66,6 +69,8 @@ class Made:
     state_dir: Path
     admin_url: Path
     url: str
+    port: int
+    relay_port: int
 
 
 def init(places: Places, choices: Choices, *, now: datetime.datetime) -> Made:
@@ -82,6 +87,7 @@ def init(places: Places, choices: Choices, *, now: datetime.datetime) -> Made:
     with _saying_what_to_do(places):
         _make_folders(places)
         tls.ensure(config.state_dir, public_host=choices.public_host, now=now)
+        ensure_secret(config.state_dir)
         admin, lease = _first_tokens(config, now)
         admin_file = places.folder / ADMIN_URL_NAME
         write_atomically(admin_file, f"{admin}\n".encode())
@@ -92,7 +98,7 @@ def init(places: Places, choices: Choices, *, now: datetime.datetime) -> Made:
             raise ConfigError(f"{config_file} was made by somebody else just now: use that one.") from error
         if user := _service_user():
             os.chown(config_file, -1, user.pw_gid)
-    return Made(config_file, config.state_dir, admin_file, lease)
+    return Made(config_file, config.state_dir, admin_file, lease, config.server.port, config.relay.port)
 
 
 def renew_certificate(config: Config, *, now: datetime.datetime) -> datetime.datetime:
@@ -151,6 +157,7 @@ def render(places: Places, choices: Choices) -> str:
     return template.substitute(
         state_dir=_quoted(str(places.state_dir)),
         port=choices.port,
+        relay_port=relay_port(choices),
         public_host=_quoted(choices.public_host),
         pool=choices.pool,
         runtime=choices.runtime,
@@ -162,6 +169,13 @@ def render(places: Places, choices: Choices) -> str:
         credentials_path=_path_line("credentials_path", choices.credentials, "/home/me/.diambra/credentials"),
         roms_path=_path_line("roms_path", choices.roms, "/home/me/roms"),
     )
+
+
+def relay_port(choices: Choices) -> int:
+    """The relay's port: the one after the API's, unless another was chosen."""
+    if choices.relay_port is not None:
+        return choices.relay_port
+    return choices.port + 1 if choices.port < LAST_PORT else choices.port - 1
 
 
 def _bind_line(choices: Choices) -> str:

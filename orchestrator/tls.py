@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.files import write_atomically
 
@@ -43,6 +45,17 @@ def files(state_dir: Path) -> Files:
     """Their places below the state folder."""
     folder = state_dir / "tls"
     return Files(folder / "ca.pem", folder / "ca.key", folder / "server.pem", folder / "server.key")
+
+
+def serving(config: Config) -> tuple[Path, Path]:
+    """The certificate and key to serve with: those brought, else those made by 'cornerman init'; ConfigError without."""
+    if config.server.certificate is not None and config.server.key is not None:
+        return config.server.certificate, config.server.key
+    where = files(config.state_dir)
+    for file in (where.certificate, where.key):
+        if not (file.is_file() and os.access(file, os.R_OK)):
+            raise ConfigError(f"{file} is missing or cannot be read: make the certificate with 'cornerman init'.")
+    return where.certificate, where.key
 
 
 def ensure(state_dir: Path, *, public_host: str, now: datetime.datetime, renew: bool = False) -> bool:

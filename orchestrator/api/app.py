@@ -33,6 +33,7 @@ from orchestrator.config import Config
 from orchestrator.interfaces import Now
 from orchestrator.leasing import Leasing
 from orchestrator.policies import policies
+from orchestrator.relay_token import ensure_secret
 from orchestrator.store.database import Changes, Database
 
 _DESCRIPTION = (
@@ -99,6 +100,7 @@ def _services(config: Config, database: Database, now: Now, monotonic: Monotonic
         rate=RateLimit(config.server.requests_per_s, monotonic=monotonic),
         changes=Changes(database),
         lanes=Lanes(config.server.threads, config.server.streams, spare=DIRECT),
+        relay_secret=ensure_secret(config.state_dir),
         now=now,
         stopping=threading.Event(),
     )

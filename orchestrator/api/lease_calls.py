@@ -18,6 +18,7 @@ from orchestrator.api.waiting import lease_above
 from orchestrator.errors import Unprocessable
 from orchestrator.leasing import Ask, LeaseView
 from orchestrator.model import LeaseState, Scope
+from orchestrator.relay_token import relay_token
 
 _LABEL = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[^\x00]{0,255}$"
 _KEY = r"^[\x20-\x7e]{1,128}$"
@@ -92,7 +93,7 @@ def register(calls: Calls) -> None:
         key = _key()
         view, made = parts.leasing.acquire(caller(), ask, key=key, body_sha256=_digest(body) if key else "")
         status = 202 if view.lease.state is LeaseState.PENDING else 201 if made else 200
-        return answer(views.lease(view), status, location=f"/v1/leases/{view.lease.id}")
+        return answer(_shown(view), status, location=f"/v1/leases/{view.lease.id}")
 
     @calls.add("get", "/v1/leases", tag="leases", scope=Scope.READ, answers={200: models.LeaseList})
     def list_leases(query: LeasesQuery) -> Response:
@@ -106,7 +107,7 @@ def register(calls: Calls) -> None:
     )
     def show_lease(path: LeasePath, query: WaitQuery) -> Response:
         """A lease as it is now, or as soon as its version is above after_version; looking has no side effects"""
-        return answer(views.lease(lease_above(services(), path.lease_id, query.after_version, query.wait_s)))
+        return answer(_shown(lease_above(services(), path.lease_id, query.after_version, query.wait_s)))
 
     @calls.add(
         "post",
@@ -119,7 +120,7 @@ def register(calls: Calls) -> None:
     )
     def renew_lease(path: LeasePath) -> Response:
         """A heartbeat: one more ttl_s from now, and the engines as they are now"""
-        return answer(views.lease(services().leasing.renew(caller(), path.lease_id)))
+        return answer(_shown(services().leasing.renew(caller(), path.lease_id)))
 
     @calls.add(
         "post",
@@ -134,9 +135,7 @@ def register(calls: Calls) -> None:
         view = services().leasing.replace(
             caller(), path.lease_id, path.rank, generation=body.generation, reason=body.reason
         )
-        return answer(
-            views.lease(view), 200 if _is_ready(view, path.rank) else 202, location=f"/v1/leases/{view.lease.id}"
-        )
+        return answer(_shown(view), 200 if _is_ready(view, path.rank) else 202, location=f"/v1/leases/{view.lease.id}")
 
     @calls.add(
         "delete",
@@ -151,6 +150,16 @@ def register(calls: Calls) -> None:
         """Give a lease back; again is fine"""
         services().leasing.release(caller(), path.lease_id)
         return Response(status=204)
+
+
+def _shown(view: LeaseView) -> models.Lease:
+    """A lease by itself: its holder is told how to reach its lanes, unless with a token that may only look."""
+    parts, who = services(), caller()
+    inner = view.lease
+    if inner.ended or inner.holder != who.principal or who.scope is Scope.READ or not parts.config.relay.enabled:
+        return views.lease(view)
+    token = relay_token(parts.relay_secret, inner.id)
+    return views.lease(view, models.Relay(url=parts.config.relay_url(inner.id), token=token))
 
 
 def _key() -> str | None:

@@ -23,11 +23,11 @@ from granian.constants import HTTPModes, Interfaces
 from granian.log import LogLevels
 from granian.server import MTServer
 
-from orchestrator import logs
+from orchestrator import logs, tls
 from orchestrator.api.app import Api, create_app
 from orchestrator.api.bodies import DIRECT
 from orchestrator.config import Config, load
-from orchestrator.errors import ConfigError, CornermanError
+from orchestrator.errors import CornermanError
 from orchestrator.store.database import Database
 
 ENDS_WITHIN_S = 3.0
@@ -43,7 +43,7 @@ class Server(MTServer):
     """
 
     def __init__(self, app: Api, config: Config) -> None:
-        certificate, key = certificate_files(config) if config.server.tls else (None, None)
+        certificate, key = tls.serving(config) if config.server.tls else (None, None)
         super().__init__(
             "orchestrator.api.app",
             address=config.server.bind,
@@ -82,18 +82,6 @@ class Server(MTServer):
 
     def _check_gil(self) -> None:
         """granian would refuse an interpreter with a lock here."""
-
-
-def certificate_files(config: Config) -> tuple[Path, Path]:
-    """The certificate and key to serve with: those brought, else those made by 'cornerman init'; ConfigError without."""
-    if config.server.certificate is not None and config.server.key is not None:
-        return config.server.certificate, config.server.key
-    folder = config.state_dir / "tls"
-    certificate, key = folder / "server.pem", folder / "server.key"
-    for file in (certificate, key):
-        if not (file.is_file() and os.access(file, os.R_OK)):
-            raise ConfigError(f"{file} is missing or cannot be read: make the certificate with 'cornerman init'.")
-    return certificate, key
 
 
 def serve(config: Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flask import current_app, g
 
@@ -31,6 +31,7 @@ class Services:
     rate: RateLimit
     changes: Changes
     lanes: Lanes
+    relay_secret: bytes = field(repr=False)
     now: Now
     stopping: threading.Event
 

@@ -15,8 +15,8 @@ from orchestrator.store import engines, events, leases, meta, principals
 _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
 
 
-def lease(view: LeaseView) -> models.Lease:
-    """A lease."""
+def lease(view: LeaseView, relay: models.Relay | None = None) -> models.Lease:
+    """A lease; ``relay`` is for its holder's eyes alone."""
     inner = view.lease
     return models.Lease(
         id=inner.id,
@@ -32,6 +32,7 @@ def lease(view: LeaseView) -> models.Lease:
         queue_position=view.queue_position,
         ended_because=inner.ended_because,
         version=inner.version,
+        relay=relay,
         envs=[
             models.Env(
                 rank=env.rank,

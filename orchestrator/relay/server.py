@@ -44,6 +44,7 @@ class Relay:
         *,
         token_of: Callable[[str], str],
         compress_threads: int = 2,
+        most_connections: int = 2048,
     ) -> None:
         self._directory, self._token_of = directory, token_of
         self._engines = GrpcEngines()
@@ -80,6 +81,8 @@ class Relay:
 
     async def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse in one sentence, before anything else is done for the peer; None lets it in."""
+        if request.path == "/healthz":
+            return connection.respond(http.HTTPStatus.OK, "ok\n")
         if not request.path.startswith(PATH):
             return connection.respond(http.HTTPStatus.NOT_FOUND, "This is Cornerman's relay: it serves leases alone.\n")
         lease_id = request.path[len(PATH) :]
@@ -128,6 +131,11 @@ class Relay:
                 self._versions[lease_id], self._pools[lease_id] = standing.version, standing.pool
             return session
 
+    def status(self) -> str:
+        """One line for ``systemctl status``."""
+        connected = sum(session.connected for session in self._sessions.values())
+        return f"{len(self._sessions)} leases, {connected} connected"
+
     # ------------------------------------------------------------ following the store
 
     async def follow(self, changes: Changes) -> None:
@@ -162,7 +170,7 @@ class Relay:
 
     async def _end(self, lease_id: str, session: Session, standing: Standing | None) -> None:
         for table in (self._sessions, self._versions, self._pools, self._opening):
-            table.pop(lease_id, None)  # type: ignore[attr-defined]
+            table.pop(lease_id, None)
         because = (standing.because if standing else None) or "it is not known any more"
         await session.end(f"Lease {lease_id} has ended: {because}.")
 

@@ -138,6 +138,10 @@ class RealDaemon:
         """The living processes of its API."""
         return {pid for pid, line in self.family().items() if "orchestrator.api.server" in line}
 
+    def relay_pids(self) -> set[int]:
+        """The living processes of its relay."""
+        return {pid for pid, line in self.family().items() if "orchestrator.relay" in line}
+
 
 def set_up(
     folder: Path,
@@ -147,8 +151,9 @@ def set_up(
     environ: Mapping[str, str] | None = None,
 ) -> RealDaemon:
     """Run ``cornerman init`` with ``arguments`` and free ports; ``settings`` replace lines of the file by their name."""
-    port, first = free_port(), free_port_range(ports)
-    done = cornerman("init", "--dir", str(folder), "--port", str(port), *arguments, environ=environ)
+    port, relay, first = free_port(), free_port(), free_port_range(ports)
+    where = ("--dir", str(folder), "--port", str(port), "--relay-port", str(relay))
+    done = cornerman("init", *where, *arguments, environ=environ)
     assert done.returncode == 0, done.stderr
     path = folder / "cornerman.toml"
     text = path.read_text()

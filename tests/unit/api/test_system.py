@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from client_sdk import models
 from orchestrator import tls
-from orchestrator.api.server import certificate_files
 from orchestrator.api.system_calls import CA_FILE
 from orchestrator.config import build
 from orchestrator.errors import ConfigError
@@ -136,16 +135,16 @@ def test_the_server_takes_the_files_that_init_made_or_those_brought(tmp_path: Pa
     pool = {"main": {"runtime": "fake"}}
     own = build({"state_dir": str(tmp_path), "pools": pool})
     with pytest.raises(ConfigError, match="cornerman init"):
-        certificate_files(own)
+        tls.serving(own)
     files = tls.files(own.state_dir)
     files.certificate.parent.mkdir()
     files.certificate.touch()
     files.key.touch()
-    assert certificate_files(own) == (files.certificate, files.key)
+    assert tls.serving(own) == (files.certificate, files.key)
     assert own.state_dir / CA_FILE == files.ca
     brought = {"certificate": str(tmp_path / "c"), "key": str(tmp_path / "k")}
     other = build({"state_dir": str(tmp_path), "server": brought, "pools": pool})
-    assert certificate_files(other) == (tmp_path / "c", tmp_path / "k")
+    assert tls.serving(other) == (tmp_path / "c", tmp_path / "k")
 
 
 def test_the_front_page_says_what_this_is(house: House) -> None:

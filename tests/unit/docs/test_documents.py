@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from orchestrator.config import Config, DockerHostConfig, DockerOptions, PoolConfig, ProcessOptions, ServerConfig
+from orchestrator.config import (
+    Config,
+    DockerHostConfig,
+    DockerOptions,
+    PoolConfig,
+    ProcessOptions,
+    RelayConfig,
+    ServerConfig,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SECTIONS: dict[str, tuple[type[BaseModel], set[str]]] = {
-    "Top level": (Config, {"server", "docker", "pools"}),
+    "Top level": (Config, {"server", "relay", "docker", "pools"}),
     "[server]": (ServerConfig, set()),
+    "[relay]": (RelayConfig, set()),
     "[docker]": (DockerHostConfig, set()),
     "[pools.NAME]": (PoolConfig, {"docker", "process"}),
     "[pools.NAME.docker]": (DockerOptions, set()),

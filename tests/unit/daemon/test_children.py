@@ -1,4 +1,4 @@
-"""The API's process is started, watched, and started again; what it does is a stand-in's here."""
+"""A child of the daemon is started, watched, and started again; what it does is a stand-in's here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import api_process
-from orchestrator.api_process import ApiProcess, PortTaken, claim
-from orchestrator.config import ServerConfig
+from orchestrator import children
+from orchestrator.children import Child, Listens, PortTaken, claim
 from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
@@ -39,7 +38,7 @@ for pid in (child.pid, os.getpid()): pathlib.Path(sys.argv[2], str(pid)).touch()
 time.sleep(600)
 """
 
-Start = Callable[[str], ApiProcess]
+Start = Callable[[str], Child]
 
 
 @pytest.fixture
@@ -51,12 +50,12 @@ def woken() -> threading.Event:
 @pytest.fixture
 def start(free_port: int, tmp_path: Path, woken: threading.Event) -> Iterator[Start]:
     """Starts a stand-in of the API; it leaves a file named by its pid in the test's folder."""
-    server = ServerConfig(bind="127.0.0.1", port=free_port, tls=False)
-    made: list[ApiProcess] = []
+    place = Listens("server", "127.0.0.1", free_port, tls=False)
+    made: list[Child] = []
 
-    def begin(program: str) -> ApiProcess:
+    def begin(program: str) -> Child:
         command = (sys.executable, "-c", program, str(free_port), str(tmp_path))
-        api = ApiProcess(Path("none"), server, wake=woken.set, command=command)
+        api = Child("API", command, place, wake=woken.set)
         made.append(api)
         api.look_after()
         return api
@@ -111,7 +110,7 @@ def test_one_that_does_not_answer_for_long_is_ended(
 ) -> None:
     """An API that hangs is as good as dead, and gets a successor."""
     for name in ("HUNG_AFTER_S", "ASK_EVERY_S", "ANSWER_S"):
-        monkeypatch.setattr(api_process, name, 0.1)
+        monkeypatch.setattr(children, name, 0.1)
     api = start(DEAF)
     wait_until(lambda: len(_pids(tmp_path)) == 2, 10)
     first = _pids(tmp_path)
@@ -128,7 +127,7 @@ def test_it_ends_with_all_its_children_even_when_deaf(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing ends the whole session, by force when asking does not help."""
-    monkeypatch.setattr(api_process, "STOP_S", 0.2)
+    monkeypatch.setattr(children, "STOP_S", 0.2)
     api = start(DEAF)
     wait_until(lambda: len(_pids(tmp_path)) == 2, 10)
     api.close()
@@ -154,7 +153,7 @@ def test_a_taken_port_is_one_sentence(free_port: int) -> None:
         with pytest.raises(
             PortTaken, match=rf"Port {free_port} on 127\.0\.0\.1 is taken by another program: stop that"
         ):
-            claim(ServerConfig(bind="127.0.0.1", port=free_port), patience_s=0.1)
+            claim(Listens("server", "127.0.0.1", free_port, tls=True), patience_s=0.1)
 
 
 def test_a_predecessor_gets_the_time_to_end(free_port: int) -> None:
@@ -163,10 +162,10 @@ def test_a_predecessor_gets_the_time_to_end(free_port: int) -> None:
     other.bind(("127.0.0.1", free_port))
     other.listen()
     threading.Timer(0.3, other.close).start()
-    claim(ServerConfig(bind="127.0.0.1", port=free_port), patience_s=10)
+    claim(Listens("server", "127.0.0.1", free_port, tls=True), patience_s=10)
 
 
 def test_an_address_of_another_machine_is_one_sentence(free_port: int) -> None:
     """An address that this host does not have is said with what to do."""
     with pytest.raises(PortTaken, match=r"Nothing can listen on 192\.0\.2\.1 .*: set server\.bind"):
-        claim(ServerConfig(bind="192.0.2.1", port=free_port))
+        claim(Listens("server", "192.0.2.1", free_port, tls=True))

@@ -1,4 +1,4 @@
-"""The API runs in a process of its own: here it is started, watched, and started again when it dies."""
+"""Child processes of the daemon (the API, the relay): started, watched, and started again when they die or hang."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
-from orchestrator.config import ServerConfig
 from orchestrator.errors import CornermanError
 from orchestrator.probes import reached
 
@@ -29,25 +27,37 @@ STEADY_AFTER_S = 30.0
 STOP_S = 5.0
 ASK_EVERY_S, ANSWER_S = 10.0, 10.0
 HUNG_AFTER_S = 60.0
+_OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""What systemd said to the daemon, and to no child of it."""
 
 
 class PortTaken(CornermanError):
-    """The API's own port cannot be had."""
+    """A port of ours cannot be had."""
 
 
-def claim(server: ServerConfig, *, patience_s: float = 5.0) -> None:
-    """Raise PortTaken unless the API's port can be had; a predecessor that is ending is given ``patience_s``."""
+@dataclass(frozen=True, slots=True)
+class Listens:
+    """Where a child answers ``GET /healthz``; ``section`` is the one of the configuration that says so."""
+
+    section: str
+    bind: str
+    port: int
+    tls: bool
+
+
+def claim(place: Listens, *, patience_s: float = 5.0) -> None:
+    """Raise PortTaken unless the port can be had; a predecessor that is ending is given ``patience_s``."""
     deadline = time.monotonic() + patience_s
-    while (fault := _bind_fault(server)) is not None:
+    while (fault := _bind_fault(place)) is not None:
         if fault.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-            raise PortTaken(_port_text(server, fault)) from fault
+            raise PortTaken(port_text(place, fault)) from fault
         time.sleep(0.1)
 
 
-def _bind_fault(server: ServerConfig) -> OSError | None:
+def _bind_fault(place: Listens) -> OSError | None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            server.bind, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            place.bind, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,32 +67,35 @@ def _bind_fault(server: ServerConfig) -> OSError | None:
     return None
 
 
-def _port_text(server: ServerConfig, fault: OSError) -> str:
+def port_text(place: Listens, fault: OSError) -> str:
+    """One sentence about a port that cannot be had."""
     if fault.errno == errno.EADDRINUSE:
         return (
-            f"Port {server.port} on {server.bind} is taken by another program: stop that one, or set another server.port "
-            "in the configuration."
+            f"Port {place.port} on {place.bind} is taken by another program: stop that one, or set another "
+            f"{place.section}.port in the configuration."
         )
     if fault.errno == errno.EACCES:
-        return f"Port {server.port} is reserved for root: set a server.port above 1023 in the configuration."
+        return f"Port {place.port} is reserved for root: set a {place.section}.port above 1023 in the configuration."
     return (
-        f"Nothing can listen on {server.bind} ({fault.strerror or fault}): set server.bind to an address of this host."
+        f"Nothing can listen on {place.bind} ({fault.strerror or fault}): set {place.section}.bind to an address of "
+        "this host."
     )
 
 
-class ApiProcess:
-    """The API's process; ``wake`` is called from a thread when it ends. Its standard input tells it that we are gone."""
+class Child:
+    """One child; ``wake`` is called from a thread when it ends. Its standard input tells it that we are gone."""
 
     def __init__(
         self,
-        config_file: Path,
-        server: ServerConfig,
+        name: str,
+        command: Sequence[str],
+        place: Listens,
         *,
         wake: Callable[[], None],
-        command: tuple[str, ...] | None = None,
+        stop_s: float | None = None,
     ) -> None:
-        self._command = command or (sys.executable, "-m", "orchestrator.api.server", "--config", str(config_file))
-        self._server, self._wake = server, wake
+        self.name = name
+        self._command, self._place, self._wake, self._stop_s = tuple(command), place, wake, stop_s
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = self._retry_at = self._asked_at = self._answered_at = 0.0
         self._backoff_s = FIRST_BACKOFF_S
@@ -101,9 +114,14 @@ class ApiProcess:
 
     def _start(self, now: float) -> None:
         # Its own session: Ctrl-C on a terminal is for the daemon, which ends it in good order.
-        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env={name: value for name, value in os.environ.items() if name not in _OURS},
+        )
         self._process, self._started_at, self._asked_at, self._answered_at = process, now, now, now
-        threading.Thread(target=self._await_end, args=(process,), name="api-end", daemon=True).start()
+        threading.Thread(target=self._await_end, args=(process,), name=f"{self.name}-end", daemon=True).start()
 
     def _await_end(self, process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -115,32 +133,34 @@ class ApiProcess:
         self.deaths += 1
         if now - self._started_at >= STEADY_AFTER_S:
             self._backoff_s = FIRST_BACKOFF_S
-        log.error("the API ended and is started again", exit_code=process.returncode, in_s=self._backoff_s)
+        text = f"the {self.name} ended and is started again"
+        log.error(text, exit_code=process.returncode, in_s=self._backoff_s)
         self._retry_at = now + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, MAX_BACKOFF_S)
 
     def _watch(self, now: float) -> None:
         """Ask now and then, in a thread of its own, because an answer may take long; no answer for long is no life."""
         if now - self._answered_at > HUNG_AFTER_S and self._process is not None:
-            log.error("the API does not answer and is ended", unanswered_s=round(now - self._answered_at))
+            text = f"the {self.name} does not answer and is ended"
+            log.error(text, unanswered_s=round(now - self._answered_at))
             self._kill(self._process)
         elif now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now
-            threading.Thread(target=self.answers, name="api-ask", daemon=True).start()
+            threading.Thread(target=self.answers, name=f"{self.name}-ask", daemon=True).start()
 
     def answers(self, *, timeout_s: float = ANSWER_S) -> bool:
         """Whether it answers a request now."""
-        server = self._server
+        place = self._place
         connection: http.client.HTTPConnection
-        if server.tls:
+        if place.tls:
             context = ssl.create_default_context()
             context.check_hostname = False  # our own child, asked for nothing but a sign of life
             context.verify_mode = ssl.CERT_NONE
             connection = http.client.HTTPSConnection(
-                reached(server.bind), server.port, timeout=timeout_s, context=context
+                reached(place.bind), place.port, timeout=timeout_s, context=context
             )
         else:
-            connection = http.client.HTTPConnection(reached(server.bind), server.port, timeout=timeout_s)
+            connection = http.client.HTTPConnection(reached(place.bind), place.port, timeout=timeout_s)
         try:
             connection.request("GET", "/healthz")
             connection.getresponse().read()
@@ -163,10 +183,10 @@ class ApiProcess:
             return
         if not _ended(process):
             process.terminate()
-            deadline = time.monotonic() + STOP_S
+            deadline = time.monotonic() + (STOP_S if self._stop_s is None else self._stop_s)
             while not _ended(process):
                 if time.monotonic() >= deadline:
-                    log.warning("the API did not end in time and is killed")
+                    log.warning(f"the {self.name} did not end in time and is killed")
                     break
                 time.sleep(0.02)
         self._forget(process)
