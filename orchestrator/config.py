@@ -70,7 +70,6 @@ class PoolConfig(_Section):
     max_engines: int = Field(default=16, ge=1, le=1000)
     max_starting: int = Field(default=4, ge=1, le=64)
     start_timeout_s: float = Field(default=60.0, gt=0)
-    remove_timeout_s: float = Field(default=30.0, gt=0)
     probe_interval_s: float = Field(default=60.0, gt=0)  # of engines that are ready
     probe_timeout_s: float = Field(default=5.0, gt=0)
     probe_failures: int = Field(default=3, ge=1)

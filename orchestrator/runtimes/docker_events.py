@@ -11,6 +11,7 @@ from typing import Any
 from docker import APIClient
 from docker.errors import DockerException
 from docker.types import CancellableStream
+from urllib3.exceptions import HTTPError
 
 from orchestrator.interfaces import LABEL_INSTANCE, HostEvent
 from orchestrator.runtimes import docker_view
@@ -53,8 +54,8 @@ class EventStreams:
                 event = docker_view.host_event(raw)
                 if event is not None:
                     yield event
-        except (DockerException, OSError, ValueError, AttributeError):
-            return  # broken, or closed in the middle of an event: ended
+        except (DockerException, HTTPError, OSError, ValueError, AttributeError):
+            return  # broken, quiet for too long, or closed in the middle of an event: ended
         finally:
             with self._lock:
                 self._open.discard(stream)
