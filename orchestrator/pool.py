@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,18 +12,21 @@ from functools import partial
 import structlog
 
 from orchestrator import planning, ports
-from orchestrator.clock import TOLERANCE_S, ClockWatch
+from orchestrator.clock import ClockWatch
 from orchestrator.config import Config
 from orchestrator.engine_work import EngineWork
-from orchestrator.errors import ConfigError, CornermanError, RuntimeFault, Unavailable
+from orchestrator.errors import CornermanError, RuntimeFault, Unavailable
 from orchestrator.interfaces import Now, Probe, Runtime
 from orchestrator.jobs import Jobs
 from orchestrator.leasing import Leasing
-from orchestrator.model import Engine, EngineState, LeaseState, Policy, Removed, Retired
+from orchestrator.model import Engine, EngineState, LeaseState, Policy, Retired
 from orchestrator.observer import Observer
 from orchestrator.questions import Questions
+from orchestrator.records import Records
+from orchestrator.starts import Starts
 from orchestrator.store import engines, events, inquiries, leases, meta, pools
 from orchestrator.store.database import Changes, Database
+from orchestrator.takeover import record_step, take_over
 
 log = structlog.get_logger(__name__)
 
@@ -78,18 +80,22 @@ class PoolService:
             )
             for name, runtime in runtimes.items()
         }
-        self._work = EngineWork(
+        self._records = Records(database, policies, leasing, now)
+        self._starts = Starts(
             database=database,
             config=config,
             policies=policies,
             runtimes=runtimes,
             probe=probe,
-            leasing=leasing,
+            records=self._records,
             instance=instance,
             now=now,
             monotonic=monotonic,
             pause=pause,
             is_free=is_free,
+        )
+        self._work = EngineWork(
+            database=database, policies=policies, runtimes=runtimes, probe=probe, records=self._records, now=now
         )
         self._questions = Questions(database, runtimes)
         self._alive_at = self._tidied_at = -1e9
@@ -105,14 +111,14 @@ class PoolService:
         """
         now = self._now()
         with self._database.write() as db:
-            self._check_hosts(db)
-            for name, pool in self._config.pools.items():
-                pools.configure(db, name, min_ready=pool.min_ready, max_engines=pool.max_engines, image=pool.image)
-            if (step := now - float(meta.get(db, "pool_alive_at") or now)) < -TOLERANCE_S:
-                self._record_step(db, step, now)
-            self._drop_what_cannot_stay(db, now)
-            engines.restart_clocks(db, now, runtimes=self._runtimes)
-            meta.extend_leases(db, now)
+            take_over(
+                db,
+                config=self._config,
+                policies=self._policies,
+                runtimes=self._runtimes.keys(),
+                leasing=self._leasing,
+                now=now,
+            )
         self.look()
 
     def look(self) -> None:
@@ -147,7 +153,7 @@ class PoolService:
         """Stop observing and working; Docker's engines go on, those of the process runtime end."""
         for observer in self._observers.values():
             observer.close()
-        self._work.stop()
+        self._starts.stop()
         self._jobs.close(timeout_s=3.0)
         for runtime in self._runtimes.values():
             runtime.close()
@@ -164,7 +170,7 @@ class PoolService:
         now, step = self._clock.read()
         if step is not None:
             with self._database.write() as db:
-                self._record_step(db, step, now)
+                record_step(db, step, now)
         self._note_hosts(now)
         self._sign_of_life(now)
         for observer in self._observers.values():
@@ -202,21 +208,21 @@ class PoolService:
             case planning.StartEngine(pool):
                 self._intend(pool)
             case planning.LaunchEngine(engine_id):
-                self._jobs.submit(engine_id, "launch", lambda: self._work.launch(engine_id))
+                self._jobs.submit(engine_id, "launch", lambda: self._starts.launch(engine_id))
             case planning.ProbeEngines(pool, engine_ids):
                 self._jobs.submit(f"probe:{pool}", "probe", lambda: self._work.probe(pool, engine_ids))
             case planning.FailEngine(engine_id, reason):
                 self._jobs.submit(f"bury:{engine_id}", "bury", lambda: self._work.bury(engine_id, reason))
             case planning.GiveUpStart(engine_id, reason):
-                self._work.give_up_start(engine_id, reason)
+                self._records.give_up_start(engine_id, reason)
             case planning.RemoveEngine(engine_id):
                 self._jobs.submit(engine_id, "remove", lambda: self._work.remove(engine_id))
             case planning.RemoveStray(runtime, handle, name):
                 self._jobs.submit(f"stray:{handle}", "remove", lambda: self._remove_stray(runtime, handle, name))
             case planning.ResolveImage(pool):
-                self._jobs.submit(f"pool:{pool}", "resolve", lambda: self._work.resolve(pool))
+                self._jobs.submit(f"pool:{pool}", "resolve", lambda: self._starts.resolve(pool))
             case planning.CallWell(pool):
-                self._work.call_well(pool)
+                self._records.call_well(pool)
             case planning.RetireEngine(engine_id, reason):
                 self._retire(engine_id, reason)
             case planning.GrantLease(lease_id):
@@ -262,9 +268,9 @@ class PoolService:
                 engines.insert(db, engine)
                 events.add(db, "engine.starting", pool=pool_name)
         except RuntimeFault as fault:
-            self._work.blame(pool_name, str(fault))
+            self._records.blame(pool_name, str(fault))
             return
-        self._jobs.submit(engine_id, "launch", lambda: self._work.launch(engine_id))
+        self._jobs.submit(engine_id, "launch", lambda: self._starts.launch(engine_id))
 
     def _retire(self, engine_id: str, reason: str) -> None:
         now = self._now()
@@ -287,11 +293,6 @@ class PoolService:
         return None
 
     # ------------------------------------------------------------ around it
-
-    def _record_step(self, db: sqlite3.Connection, step: float, now: float) -> None:
-        meta.shift_clock(db, step, now)
-        text = f"the clock was stepped by {step:+.0f} s: every lease has its whole TTL again"
-        events.record(db, "clock.stepped", text, now=now, data={"seconds": step})
 
     def _note_hosts(self, now: float) -> None:
         """A host that answers again: what should have started there meanwhile gets its time from now on."""
@@ -330,34 +331,3 @@ class PoolService:
             engines.forget_gone(db, now - KEEP_GONE_S)
             leases.forget_ended(db, now - self._config.keep_ended_leases_s)
             events.forget(db, now - self._config.keep_events_s)
-
-    def _check_hosts(self, db: sqlite3.Connection) -> None:
-        for engine in engines.live(db):
-            if engine.runtime in self._runtimes:
-                continue
-            if engine.runtime != "process":  # those ended with the daemon
-                raise ConfigError(
-                    f"There are engines on {engine.runtime}, which no pool uses any more (of pool {engine.pool}, for one): "
-                    f"give a pool runtime = \"{engine.runtime}\" again, with min_ready = 0, until 'cornerman status' shows none."
-                )
-
-    def _drop_what_cannot_stay(self, db: sqlite3.Connection, now: float) -> None:
-        """Leases of a pool that left the configuration end; engines that are not where their pool is now, or that were child processes of a former life, are removed."""
-        for lease in leases.live(db):
-            if lease.pool not in self._policies:
-                because = f"pool {lease.pool} was taken out of the configuration"
-                self._leasing.end(db, lease, LeaseState.FAILED, because, now)
-        for engine in engines.live(db):
-            policy = self._policies.get(engine.pool)
-            if policy is None:
-                engine = engines.happen(db, engine, Retired("its pool was taken out of the configuration"), now)
-            elif engine.runtime == "process" and engine.state is not EngineState.STARTING:
-                self._leasing.lose(db, engine, "it ended with the daemon that had started it", now)
-                engine = engines.get(db, engine.id)
-            elif policy.runtime != engine.runtime:
-                self._leasing.lose(db, engine, f"its pool runs on {policy.runtime} now", now)
-                engine = engines.get(db, engine.id)
-            if engine.runtime not in self._runtimes:  # what a former life's child processes were
-                if engine.state not in (EngineState.RETIRING, EngineState.FAILED):
-                    engine = engines.happen(db, engine, Retired("it ended with the daemon"), now)
-                engines.happen(db, engine, Removed(), now)

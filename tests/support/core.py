@@ -103,7 +103,7 @@ class Core:
         self.runtime: FakeRuntime = self._make_runtime("test", self.host)
         self.leasing = Leasing(self.database, self.policies, self.clock.now)
         self.jobs = Later()
-        self.pool = self._service({"fake": self.runtime}, self.host.probe)
+        self.pool = self._service({self.runtime.name: self.runtime}, self.host.probe)
         self.pool.prepare()
 
     def _service(self, runtimes: dict[str, Runtime], probe: Probe) -> PoolService:

@@ -65,6 +65,7 @@ class Daemon(RuleBasedStateMachine):
         self.keys = 0
         self.logging = capture_logs()
         self.logs = self.logging.__enter__()
+        self.core.settle()
 
     def teardown(self) -> None:
         try:
@@ -91,8 +92,11 @@ class Daemon(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the daemon goes on
 
-    @rule(count=st.integers(1, 4))
-    def tick(self, count: int) -> None:
+    @rule(count=st.integers(1, 4), look=st.booleans())
+    def tick(self, count: int, look: bool) -> None:
+        """Decide, and leave the work for later."""
+        if look:
+            self.survive(self.core.pool.look)
         for _ in range(count):
             self.survive(lambda: self.core.tick(jobs=False))
             self.core.clock.pass_s(0.25)
@@ -113,10 +117,6 @@ class Daemon(RuleBasedStateMachine):
         self.settle(8)
 
     @rule()
-    def look(self) -> None:
-        self.survive(self.core.pool.look)
-
-    @rule()
     def restart(self) -> None:
         self.fuse.unset()
         self.begin_again()
@@ -134,8 +134,15 @@ class Daemon(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ callers
 
-    @rule(caller=whose, envs=st.integers(1, 3), pool=pool_names, wait=st.booleans())
-    def acquire(self, caller: Any, envs: int, pool: str, wait: bool) -> None:
+    @rule(caller=whose, pool=pool_names)
+    def acquire_one(self, caller: Any, pool: str) -> None:
+        self.acquire(caller, 1, pool, wait=True)
+
+    @rule(caller=whose, envs=st.integers(1, 3), wait=st.booleans())
+    def acquire_some(self, caller: Any, envs: int, wait: bool) -> None:
+        self.acquire(caller, envs, "main", wait=wait)
+
+    def acquire(self, caller: Any, envs: int, pool: str, *, wait: bool) -> None:
         self.keys += 1
         key = f"key-{self.keys}"
 
@@ -275,7 +282,7 @@ class Daemon(RuleBasedStateMachine):
             because = [self.core.lease(lease_id).lease.ended_because or "" for lease_id in lost]
             assert all("renewed" not in text and "asked" not in text for text in because), because
 
-    @rule(seconds=st.sampled_from([1.0, 10.0, 30.0]))
+    @rule(seconds=st.sampled_from([1.0, 10.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
         self.core.clock.pass_s(seconds)
 
@@ -334,7 +341,6 @@ class Daemon(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what holds in the end
 
-    @rule()
     def in_the_end_all_is_well(self) -> None:
         """Reports 12, 13 and 20: once the faults end, all that is asked for comes, nothing is leaked, no row is stuck."""
         core, host = self.core, self.core.host
@@ -388,7 +394,6 @@ class Daemon(RuleBasedStateMachine):
                 found.append(f"{name} is degraded: {core.pool_state(name).fault}")
         return found
 
-    @rule()
     def everybody_goes_home(self) -> None:
         """When nobody wants anything any more each pool is back at its reserve."""
         for lease in self.core.live_leases():

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from client_sdk.models import EnvState
 from orchestrator.errors import ConfigError, FaultKind, LeaseEnded, RuntimeFault, Unavailable
 from orchestrator.interfaces import EngineSpec, Seen
-from orchestrator.model import EngineState, LeaseState
+from orchestrator.model import EngineState, LeaseState, Retired
 from orchestrator.runtimes.fake import FakeHost, FakeRuntime
 from orchestrator.store import engines, events, leases, pools
 from tests.support.core import ALICE, BOB, START, Core, config_of
@@ -242,6 +242,24 @@ def test_a_start_under_way_is_gone_on_with(core: Callable[..., Core]) -> None:
     assert [one.id for one in here.ready()] == [engine.id]
     assert len(here.host.engines) == 1
     assert here.pool_state().fault is None
+
+
+def test_an_engine_made_but_not_noted_down_is_removed_by_its_name(core: Callable[..., Core]) -> None:
+    """Report 13: killed between making an engine and writing down its container, and told to end it meanwhile: nothing stays."""
+    here = core(main={"min_ready": 1, "max_engines": 1})
+    here.tick()
+    here.tick(jobs=False)
+    (engine,) = here.engines()
+    runtime = FakeRuntime("test", here.host)
+    runtime.create(EngineSpec(engine.id, engine.name, "test", "main", engine.image, engine.host, engine.port))
+    with here.database.write() as db:
+        engines.happen(db, engines.get(db, engine.id), Retired("root retired it"), START)
+    here.restart()
+    here.tick()
+    assert here.host.engines == {}
+    here.settle()
+    assert len(here.ready()) == 1
+    assert here.events("engine.stray_removed") == []
 
 
 def test_engines_that_died_while_nobody_looked_are_replaced(core: Callable[..., Core]) -> None:
@@ -511,7 +529,7 @@ def test_a_start_under_way_can_be_ended(core: Callable[..., Core]) -> None:
             engines.drain(db, engine.id, "root retired it")
         here.pool.tick()
 
-    here.pool._work._pause = drain
+    here.pool._starts._pause = drain
     here.tick()
     assert here.clock.monotonic() - began < 5
     here.host.boot_s = 0
@@ -811,19 +829,30 @@ def test_engines_on_a_host_that_no_pool_uses_are_not_forgotten(core: Callable[..
     assert [engine.runtime for engine in here.engines()] == ["fake"]
 
 
+class _ProcessRuntime(FakeRuntime):
+    """Its engines are child processes of the daemon: a new daemon finds none of them."""
+
+    name = "process"
+
+    def __init__(self, instance: str, host: FakeHost) -> None:
+        super().__init__(instance, host)
+        for engine in list(host.engines.values()):
+            host.remove(engine.handle)
+
+
 def test_engines_that_were_child_processes_are_replaced_after_a_restart(core: Callable[..., Core]) -> None:
-    """Processes end with the daemon: their leases go on with fresh engines, and the reason says so."""
-    here = core(main={"min_ready": 1, "max_engines": 3})
+    """Processes end with the daemon: their leases go on with fresh engines, nobody is blamed, and the reason says so."""
+    here = core(runtime=_ProcessRuntime, main={"min_ready": 1, "max_engines": 3, "runtime": "process"})
     here.settle()
     view = here.acquire()
     here.settle()
-    with here.database.write() as db:
-        db.execute("UPDATE engines SET runtime = 'process'")
     here.restart()
     here.settle()
     after = here.lease(view.lease.id)
     assert (after.lease.state, after.envs[0].state, after.envs[0].generation) == (LeaseState.ACTIVE, EnvState.READY, 2)
-    assert "ended with the daemon" in here.events("lease.engine_lost")[0]
+    assert here.events("lease.engine_lost") == ["rank 0 lost its engine: it ended with the daemon that had started it"]
+    assert len(here.ready()) == 1
+    assert here.events("pool.degraded") == []
 
 
 def test_on_a_full_disk_the_pool_goes_on_when_there_is_room_again(core: Callable[..., Core]) -> None:
