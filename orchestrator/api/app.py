@@ -21,7 +21,7 @@ from orchestrator.api import (
     system_calls,
     token_calls,
 )
-from orchestrator.api.bodies import DIRECT, ApiRequest, Bodies
+from orchestrator.api.bodies import ApiRequest, Bodies
 from orchestrator.api.calls import SECURITY, Calls
 from orchestrator.api.document import Document
 from orchestrator.api.guard import Guard
@@ -77,7 +77,7 @@ def create_app(
         module.register(calls)
     system_calls.register(calls, document)
 
-    guard = Guard(app.services, calls.known, Bodies(config.server.threads))
+    guard = Guard(app.services, calls.known, Bodies(app.services.lanes))
     app.before_request(guard.before)
     app.after_request(guard.after)
     app.teardown_request(guard.end)
@@ -99,7 +99,7 @@ def _services(config: Config, database: Database, now: Now, monotonic: Monotonic
         tokens=Tokens(database, now, monotonic=monotonic),
         rate=RateLimit(config.server.requests_per_s, monotonic=monotonic),
         changes=Changes(database),
-        lanes=Lanes(config.server.threads, config.server.streams, spare=DIRECT),
+        lanes=Lanes(config.server.threads, config.server.streams),
         relay_secret=ensure_secret(config.state_dir),
         now=now,
         stopping=threading.Event(),

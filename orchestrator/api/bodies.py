@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 from flask import Request, g
 
 from client_sdk.models import MAX_BODY_BYTES
+from orchestrator.api.lanes import ARRIVING, Lanes
 from orchestrator.api.problems import BadRequest, TooSlow, WrongMediaType, too_large
 from orchestrator.errors import Unprocessable
 
-ARRIVES_WITHIN_S = 10.0
+ARRIVES_WITHIN_S = 5.0
 DIRECT = 4
 
 
@@ -29,15 +30,14 @@ class ApiRequest(Request):
 class Bodies:
     """Reads bodies so that one that never arrives keeps none of the threads that others need.
 
-    Up to ``DIRECT`` at a time are read where they are needed, which is the fast way, and the server has so many threads
-    more. Others are read on threads of their own, with a deadline; when the refusal is sent, the server closes the
-    connection, and that ends the reading as well.
+    Up to ``DIRECT`` at a time are read where they are needed, which is the fast way. Others are read on threads of their
+    own, with a deadline; when the refusal is sent, the server closes the connection, and that ends the reading as well.
     """
 
-    def __init__(self, readers: int, *, arrives_within_s: float = ARRIVES_WITHIN_S) -> None:
+    def __init__(self, lanes: Lanes, *, arrives_within_s: float = ARRIVES_WITHIN_S) -> None:
+        self._lanes, self._arrives_within_s = lanes, arrives_within_s
         self._direct = threading.BoundedSemaphore(DIRECT)
-        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="body")
-        self._arrives_within_s = arrives_within_s
+        self._readers = ThreadPoolExecutor(ARRIVING, thread_name_prefix="body")
 
     def read(self, request: Request) -> dict[str, Any]:
         """The body of ``request`` as a dict; a Refused that says what is wrong with it."""
@@ -45,7 +45,8 @@ class Bodies:
             raise WrongMediaType("The body must be JSON: send it with 'Content-Type: application/json'.")
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise too_large()
-        raw = self._arrived(request)
+        with self._lanes.body():
+            raw = self._arrived(request)
         if len(raw) > MAX_BODY_BYTES:
             raise too_large()
         return parse(raw)

@@ -35,7 +35,8 @@ class Guard:
         call = self._calls.get(request.endpoint or "")
         if call is None:  # no such path, or not that method: Flask says so next
             return
-        g.place = self._services.lanes.enter(vital=call.vital)
+        if not call.has_body:  # else not before the body is there
+            g.place = self._services.lanes.enter(vital=call.vital)
         if call.scope is not None:
             g.caller, g.token_hash = self._services.tokens.caller(request.headers.get("Authorization"))
             # A flood of other calls must not cost its sender the lease.
@@ -45,6 +46,7 @@ class Guard:
             raise Unprocessable(f"This call takes no query parameters, and got {_some(request.args)}: leave them out.")
         if call.has_body:
             g.body = self._bodies.read(request)
+            g.place = self._services.lanes.enter(vital=call.vital)
 
     def after(self, response: Response) -> Response:
         """Runs after each request, refused or not."""

@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from orchestrator.errors import Unavailable
 
 RESERVE = 4
+ARRIVING = 8
 PATIENCE_S = 0.25
+BODY_PATIENCE_S = 0.05
 
 
 class Lanes:
     """Threads belong to long polls and event streams (``streams`` of them), to ordinary calls, and the rest to vital ones.
 
     Vital are calls that keep a lease alive or give it back: nothing may hold them up. An ordinary call waits a moment
-    for its turn, a stream not at all.
+    for its turn, a stream not at all. The server has ``ARRIVING`` threads more for calls whose body is yet to come.
     """
 
-    def __init__(self, threads: int, streams: int, *, spare: int = 0) -> None:
+    def __init__(self, threads: int, streams: int) -> None:
         reserve = min(RESERVE, max(1, (threads - streams) // 2))
-        self.ordinary = threading.BoundedSemaphore(max(1, threads - streams - reserve) + spare)
+        self.ordinary = threading.BoundedSemaphore(max(1, threads - streams - reserve))
         self.streams = threading.BoundedSemaphore(streams)
+        self.arriving = threading.BoundedSemaphore(ARRIVING)
 
     def enter(self, *, vital: bool) -> Place:
         """A place for a call that begins; Unavailable when there is none."""
         if vital:
             return Place(self, None)
         if not self.ordinary.acquire(timeout=PATIENCE_S):
-            raise Unavailable("More calls are under way than can be served: try again in a moment.", retry_after_s=1)
+            raise _full()
         return Place(self, self.ordinary)
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """A place for as long as a body takes to arrive; Unavailable when too many others are yet to come."""
+        if not self.arriving.acquire(timeout=BODY_PATIENCE_S):
+            raise _full()
+        try:
+            yield
+        finally:
+            self.arriving.release()
+
+
+def _full() -> Unavailable:
+    return Unavailable("More calls are under way than can be served: try again in a moment.", retry_after_s=1)
 
 
 class Place:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -25,7 +27,7 @@ from granian.server import MTServer
 
 from orchestrator import logs, tls
 from orchestrator.api.app import Api, create_app
-from orchestrator.api.bodies import DIRECT
+from orchestrator.api.lanes import ARRIVING
 from orchestrator.config import Config, load
 from orchestrator.errors import CornermanError
 from orchestrator.store.database import Database
@@ -49,7 +51,7 @@ class Server(MTServer):
             address=config.server.bind,
             port=config.server.port,
             interface=Interfaces.WSGI,
-            blocking_threads=config.server.threads + DIRECT,
+            blocking_threads=config.server.threads + ARRIVING,
             blocking_threads_idle_timeout=600,
             http=HTTPModes.http1,  # one connection is one call at a time, so that the lanes mean what they say
             websockets=False,
@@ -64,6 +66,7 @@ class Server(MTServer):
 
     def run(self) -> None:
         """Serve until told to end."""
+        _claim(self.bind_addr, self.bind_port)
         self.serve(target_loader=lambda: self._app, wrap_loader=False)
 
     def end(self) -> None:
@@ -82,6 +85,16 @@ class Server(MTServer):
 
     def _check_gil(self) -> None:
         """granian would refuse an interpreter with a lock here."""
+
+
+def _claim(host: str, port: int) -> None:
+    """Raise OSError unless that port can be had: granian itself would share it with another server."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind(address)
 
 
 def serve(config: Config) -> None:
@@ -137,4 +150,7 @@ def _use_few_arenas() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(code)  # calls may still be under way on threads that the interpreter knows nothing of
