@@ -13,8 +13,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from client_sdk._api import Api
 from client_sdk._errors import HeartbeatFault
-from client_sdk._heartbeat_helper import Orders, Report
+from client_sdk._heartbeat_helper import Orders, Report, release
+from client_sdk._http import Session
+from client_sdk._renewing import Renewing
 from client_sdk._url import ENVIRONMENT_NAME
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -31,7 +34,7 @@ spec.loader.exec_module(sys.modules["client_sdk"])
 from client_sdk._heartbeat_helper import main
 sys.exit(main())
 """
-_RESTART_PAUSES_S = (0.0, 0.2, 1.0, 5.0)  # by the number of early deaths in a row
+_RESTART_PAUSES_S = (0.0, 0.2, 1.0)  # by the number of early deaths in a row; after those no further one is tried
 
 
 class Heartbeat:
@@ -46,6 +49,7 @@ class Heartbeat:
         self._warn = warn
         self._owner = os.getpid()
         self._over = threading.Event()
+        self._handed_over = False
         self._process = self._start(orders)
         self._thread = threading.Thread(target=self._listen, name="cornerman-heartbeat", daemon=True)
         self._thread.start()
@@ -67,6 +71,7 @@ class Heartbeat:
         """Let the helper release the lease and end by itself."""
         if self._forked():
             return
+        self._handed_over = True
         self._over.set()
         self._hang_up(self._process)
 
@@ -106,11 +111,30 @@ class Heartbeat:
             if finished or self._over.is_set():
                 return
             deaths = 0 if time.monotonic() - started > self._orders.ttl_s else deaths + 1
-            self._warn(
-                f"The heartbeat process ended unexpectedly ({last_words or 'no reason given'}); starting another."
-            )
-            if not self._restart(pause_s=_RESTART_PAUSES_S[min(deaths, len(_RESTART_PAUSES_S) - 1)]):
+            died = f"The heartbeat process ended unexpectedly ({last_words or 'no reason given'})"
+            if deaths >= len(_RESTART_PAUSES_S):
+                self._warn(
+                    f"{died} once more; heartbeats come from this process itself from now on, so a call that holds "
+                    f"the interpreter lock for more than {self._orders.ttl_s:.0f} s loses the lease."
+                )
+                self._beat_here()
                 return
+            self._warn(f"{died}; starting another.")
+            if not self._restart(pause_s=_RESTART_PAUSES_S[deaths]):
+                return
+
+    def _beat_here(self) -> None:
+        """Do on this thread what no helper can do."""
+        api = Api(Session(self._orders.target, ca_pem=self._orders.ca_pem))
+        renewing = Renewing.of(api, self._orders.lease_id, ttl_s=self._orders.ttl_s)
+        renewing.due = 0.0
+        while not self._over.wait(max(0.0, renewing.due - time.monotonic())):
+            report = Report.of(renewing.beat())
+            self._hear(report)
+            if report.event == "lost":
+                return
+        if self._handed_over:
+            release(self._orders, api, patience_s=self._orders.ttl_s)
 
     def _restart(self, *, pause_s: float) -> bool:
         """Start another helper, trying until it works or is not needed any more; the new one renews at once."""

@@ -77,6 +77,17 @@ class Report(BaseModel):
     text: str = ""
     overdue: bool = False
 
+    @classmethod
+    def of(cls, outcome: Outcome) -> Report:
+        """What there is to say of a heartbeat."""
+        match outcome:
+            case Renewed(lease):
+                return cls(event="renewed", lease=lease)
+            case Failing(text, _, overdue):
+                return cls(event="failing", text=text, overdue=overdue)
+            case Lost(reason):
+                return cls(event="lost", text=reason)
+
 
 class Outbox:
     """Writes reports without ever waiting for the reader: a stopped kernel must not stop its heartbeats.
@@ -132,30 +143,18 @@ class Kernel:
 
 def keep_alive(orders: Orders, api: Api, kernel: Kernel, outbox: Outbox) -> None:
     """Renew the lease until it is lost, or until the kernel is gone: then release it."""
-    renewing = Renewing(
-        lambda timeout_s: api.renew(orders.lease_id, timeout_s=timeout_s), ttl_s=orders.ttl_s, now=time.monotonic
-    )
+    renewing = Renewing.of(api, orders.lease_id, ttl_s=orders.ttl_s)
     renewing.due = min(renewing.due, orders.due_at)
     try:
         outbox.put(Report(event="started"))
         while not kernel.gone(within_s=renewing.due - time.monotonic()):
             outcome = renewing.beat()
-            outbox.put(_report(outcome))
+            outbox.put(Report.of(outcome))
             if isinstance(outcome, Lost):
                 return
     except BrokenPipeError:
         pass  # nobody reads any more: the kernel is gone
     release(orders, api, patience_s=orders.ttl_s)
-
-
-def _report(outcome: Outcome) -> Report:
-    match outcome:
-        case Renewed(lease):
-            return Report(event="renewed", lease=lease)
-        case Failing(text, _, overdue):
-            return Report(event="failing", text=text, overdue=overdue)
-        case Lost(reason):
-            return Report(event="lost", text=reason)
 
 
 def release(orders: Orders, api: Api, *, patience_s: float) -> None:

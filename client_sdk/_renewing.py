@@ -1,12 +1,14 @@
-"""When to send the next heartbeat, and what its outcome means: no process, pipe or clock in here."""
+"""When to send the next heartbeat, and what its outcome means; process and pipe are elsewhere."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from client_sdk import models
+from client_sdk._api import Api
 from client_sdk._errors import (
     CornermanError,
     NotAllowed,
@@ -74,6 +76,11 @@ class Renewing:
         self._last_good = now()
         self._failures = 0
         self.due = self._last_good + ttl_s / RENEWALS_PER_TTL
+
+    @classmethod
+    def of(cls, api: Api, lease_id: str, *, ttl_s: float) -> Renewing:
+        """Heartbeats for a lease that was renewed just now."""
+        return cls(lambda timeout_s: api.renew(lease_id, timeout_s=timeout_s), ttl_s=ttl_s, now=time.monotonic)
 
     @property
     def timeout_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -349,6 +350,32 @@ def test_heartbeats_that_cannot_start_cost_no_lease(
         with pytest.raises(HeartbeatFault, match=what):
             host.lease(envs=1)
     assert {daemon.state(lease_id) for lease_id in daemon.leases} == {LeaseState.RELEASED}
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_without_any_working_helper_the_process_renews_itself(
+    daemon: FakeDaemon,
+    host: Cornerman,
+    wait_until: WaitUntil,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    release: bool,
+) -> None:
+    """Where heartbeat processes start but cannot work, heartbeats come from the process itself, with a warning."""
+    monkeypatch.setattr("client_sdk._heartbeat._BOOT", "raise SystemExit('no module named x')")
+    lease = host.lease(envs=1)
+    wait_until(lambda: len(daemon.renewals) >= 3, 60)
+    lease.refresh()
+    err = capsys.readouterr().err
+    assert "no module named x" in err
+    assert err.count("from this process itself") == 1
+    lease_id = lease.id
+    if release:
+        lease.release()
+    else:
+        del lease
+        gc.collect()
+    wait_until(lambda: daemon.state(lease_id) is LeaseState.RELEASED, 30)
 
 
 def test_signal_handler_may_release(daemon: FakeDaemon, script: Callable[[str], Script]) -> None:
