@@ -21,7 +21,7 @@ from orchestrator.jobs import Jobs
 from orchestrator.leasing import Leasing
 from orchestrator.model import Engine, EngineState, LeaseState, Policy, Retired
 from orchestrator.observer import Observer
-from orchestrator.questions import Questions
+from orchestrator.questions import KINDS, Questions
 from orchestrator.records import Records
 from orchestrator.starts import Starts
 from orchestrator.store import engines, events, inquiries, leases, meta, pools
@@ -231,6 +231,8 @@ class PoolService:
                 self._leasing.fill_slot(lease_id, rank)
             case planning.ExpireLease(lease_id, because):
                 self._leasing.finish(lease_id, LeaseState.EXPIRED, because, if_expired=True)
+            case planning.WarnIdle(lease_id, ends_at):
+                self._leasing.warn_idle(lease_id, ends_at)
             case planning.FailLease(lease_id, because):
                 self._leasing.finish(lease_id, LeaseState.FAILED, because)
 
@@ -317,7 +319,7 @@ class PoolService:
 
     def _answer_questions(self) -> None:
         with self._database.read() as db:
-            waiting = inquiries.open_ones(db)
+            waiting = inquiries.open_ones(db, kinds=KINDS)
         for inquiry_id, kind, question in waiting:
             answer = partial(self._questions.answer, inquiry_id, kind, question)
             self._jobs.submit(f"inquiry:{inquiry_id}", "answer", answer)

@@ -11,6 +11,9 @@ from orchestrator.model import Engine
 from orchestrator.store import engines, inquiries
 from orchestrator.store.database import Database
 
+KINDS = ("logs", "stats")
+"""What it answers; other questions are for others."""
+
 
 class Questions:
     """Answers one inquiry at a time; whoever asked waits for the store to change."""

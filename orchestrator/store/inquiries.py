@@ -1,15 +1,16 @@
-"""Questions that only the pool process can answer (logs, usage of engines): API and pool meet in the store, and nowhere else."""
+"""Questions that only one process can answer: logs and usage of engines the pool's, frames the relay. They meet in the store, and nowhere else."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import sqlite3
+from collections.abc import Collection
 from typing import Any
 
 
 def ask(db: sqlite3.Connection, kind: str, question: dict[str, Any], *, now: float) -> str:
-    """Write a question of ``kind`` ("logs", "stats") and return its id."""
+    """Write a question of ``kind`` ("logs", "stats", "frame") and return its id."""
     inquiry_id = secrets.token_hex(8)
     db.execute(
         "INSERT INTO inquiries (id, kind, question_json, asked_at) VALUES (?, ?, ?, ?)",
@@ -18,10 +19,10 @@ def ask(db: sqlite3.Connection, kind: str, question: dict[str, Any], *, now: flo
     return inquiry_id
 
 
-def open_ones(db: sqlite3.Connection) -> list[tuple[str, str, dict[str, Any]]]:
-    """(id, kind, question) of what waits for an answer."""
+def open_ones(db: sqlite3.Connection, *, kinds: Collection[str] | None = None) -> list[tuple[str, str, dict[str, Any]]]:
+    """(id, kind, question) of what waits for an answer; of these ``kinds``, because each process answers what it can know."""
     found = db.execute("SELECT id, kind, question_json FROM inquiries WHERE answer_json IS NULL ORDER BY asked_at")
-    return [(row[0], row[1], json.loads(row[2])) for row in found]
+    return [(row[0], row[1], json.loads(row[2])) for row in found if kinds is None or row[1] in kinds]
 
 
 def answer(db: sqlite3.Connection, inquiry_id: str, value: Any) -> None:

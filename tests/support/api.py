@@ -129,7 +129,7 @@ class House:
         def work() -> None:
             while not done.wait(0.01):
                 with self.database.read() as db:
-                    found = inquiries.open_ones(db)
+                    found = inquiries.open_ones(db, kinds=("logs", "stats"))
                 for inquiry_id, kind, question in found:
                     with self.database.write() as db:
                         inquiries.answer(db, inquiry_id, answer(kind, question))
