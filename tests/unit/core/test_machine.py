@@ -417,7 +417,7 @@ def _run(examples: int, steps: int) -> None:
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)  # when it fails, most of that goes into finding a short history
 def test_whatever_happens_no_engine_is_lost_leaked_or_given_twice() -> None:
     """Report 13: killed at any call, with any faults around it, the daemon accounts for every engine, lease and port."""
     _run(examples=40, steps=40)
