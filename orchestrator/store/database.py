@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ MIGRATIONS = ("schema.sql",)
 """Number n of these leads from version n - 1 of the schema to version n; they are only ever added to."""
 SCHEMA_VERSION = len(MIGRATIONS)
 BUSY_TIMEOUT_S = 10.0
+RETRY_S = 0.001
+"""How soon another process's writer is asked again: SQLite's own back-off grows to 100 ms, and starves beside a busy writer."""
 POLL_S = 0.05
 """How often ``Changes`` looks; each look costs some 40 microseconds, so that more often would be felt in an idle daemon."""
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
@@ -46,8 +49,8 @@ class _Connection:
 class Database:
     """A SQLite database shared by the threads of this process and by other processes.
 
-    Each thread has its own connection, as long as it lives. Writers of one process queue at a lock of its own before
-    ``BEGIN IMMEDIATE``, because SQLite's busy back-off starves under load. ``synchronous`` is NORMAL: a killed process loses
+    Each thread has its own connection, as long as it lives. Writers of one process queue at a lock of its own, and ask again
+    soon when another process writes, because SQLite's busy back-off starves under load. ``synchronous`` is NORMAL: a killed process loses
     nothing, a power failure may lose the last moment, and it ends the engines as well.
     """
 
@@ -110,7 +113,7 @@ class Database:
         """One transaction that holds the write lock from its beginning: all of it happens, or nothing."""
         with self._lock, _saying_what_to_do(self.path):
             connection = self._connection()
-            connection.execute("BEGIN IMMEDIATE")
+            _begin(connection)
             try:
                 yield connection
                 connection.execute("COMMIT")
@@ -143,6 +146,23 @@ class Database:
                 connection.raw.close()
             self._all.clear()
         self._local = threading.local()
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Take the write lock, waiting for other processes at most BUSY_TIMEOUT_S."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_S)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_TIMEOUT_S)}")
 
 
 @contextmanager
