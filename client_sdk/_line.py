@@ -1,179 +1,98 @@
 """The client end of the data plane: one connection that is made again when it breaks, and the lanes of a lease on it.
 
-Everything here runs on one asyncio loop: the tunnel's, or the thread's that ``lanes`` keeps.
+Everything here runs on one asyncio loop: the tunnel's, or that of the thread that ``lanes`` keeps. A broken line is a pause
+for its callers, and not an error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import secrets
-import ssl
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-import zstandard
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from client_sdk._trust import fault_text
+from client_sdk._lane import Call, CallFault, Done, Lane, Outcome, Reply, Stream
+from client_sdk._reach import (
+    CONNECT_WITHIN_S,
+    FIRST_CONNECT_WITHIN_S,
+    Route,
+    Socket,
+    Turned,
+    Untrusted,
+    dial,
+    explain,
+)
 from client_sdk._version import __version__
 from client_sdk.wire import (
     DEFAULT_DEADLINES_S,
     FROM_RELAY,
-    MAX_RELAY_MESSAGE_BYTES,
-    MAX_WINDOW_LOG,
-    SUBPROTOCOL,
     WIRE_VERSION,
+    Answer,
     Bye,
-    Flags,
     Frame,
     Hello,
     Kind,
-    LaneInfo,
     Method,
     Status,
     Welcome,
     WireError,
     answer_of,
-    frame,
     frames,
     json_frame,
     text_frame,
     welcome_of,
 )
 
-CONNECT_WITHIN_S = 10.0
-PING_EVERY_S, PONG_WITHIN_S = 10.0, 20.0
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+__all__ = ["CallFault", "Line", "LineLost", "Reply", "Route"]
+
+LOOK_EVERY_S = 0.5
+PING_WHEN_SILENT_S, DEAD_WHEN_SILENT_S = 4.0, 10.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 ANSWER_GRACE_S = 10.0  # on top of the relay's own deadline, which is the one that normally ends a call
-_FINAL = frozenset({401, 403, 404, 410, 426})
-
-
-@dataclass(frozen=True)
-class Route:
-    """How to reach the relay of a lease. ``server_hostname`` is the name its certificate must bear."""
-
-    url: str
-    token: str = field(repr=False)
-    trusting: ssl.SSLContext | None = None
-    server_hostname: str | None = None
-    deadlines_s: Mapping[Method, float] = field(default_factory=dict)
+REASON_GRACE_S = 3.0  # the reason why an engine was lost may come a little after its successor
+DECODE_ELSEWHERE_BYTES = 64 * 1024
+_TROUBLE = (OSError, InvalidHandshake, ConnectionClosed, WireError, EOFError, asyncio.TimeoutError)
 
 
 class LineLost(Exception):
-    """The relay will have no more of this client: the text says why, and nothing is tried again."""
+    """There will be no more connection: the text says why, and nothing is tried again."""
 
-
-class CallFault(Exception):
-    """A call failed: a gRPC status and one sentence."""
-
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, text: str, *, bye: Bye | None = None, untrusted: bool = False) -> None:
         super().__init__(text)
-        self.status = status
-        self.text = text
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What an engine answered, bit by bit, and how long it took there; times in seconds."""
-
-    data: bytes
-    engine_s: float
-    queue_s: float
-    wire_bytes: int
-
-
-@dataclass(slots=True)
-class _Call:
-    seq: int
-    generation: int
-    method: Method
-    request: bytes
-    answer: asyncio.Future[Reply]
-
-    def frame(self, lane: int) -> bytes:
-        return frame(Kind.CALL, self.request, code=self.method, lane=lane, generation=self.generation, seq=self.seq)
-
-
-class _Lane:
-    """One engine as seen from here."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.generation = 0
-        self.fresh = False  # another engine sits there since ENV_INIT was last called
-        self.ready = asyncio.Event()
-        self.seq = 0
-        self.open: _Call | None = None
-        self.turn = asyncio.Lock()  # one call at a time, in order
-        self._stream: zstandard.ZstdDecompressionObj | None = None
-
-    def take_over(self, info: LaneInfo) -> None:
-        """Believe what WELCOME says."""
-        if self.generation and info.generation != self.generation:
-            self.fresh = True
-        self.fresh = self.fresh or info.fresh
-        self.generation = info.generation
-        self.seq = max(self.seq, info.ran)
-        self._stream = None
-        self._set_ready(info.ready)
-
-    def change(self, generation: int, ready: bool) -> None:
-        """Believe what LANE says."""
-        if generation != self.generation:
-            self.fresh, self.generation = True, generation
-        self._set_ready(ready)
-
-    def _set_ready(self, ready: bool) -> None:
-        if ready:
-            self.ready.set()
-        else:
-            self.ready.clear()
-
-    def decode(self, message: Frame) -> Reply:
-        """The reply inside an ANSWER."""
-        answer = answer_of(message)
-        if message.code & Flags.PLAIN:
-            data = bytes(answer.data)
-        else:
-            if message.code & Flags.NEW_STREAM or self._stream is None:
-                if not message.code & Flags.NEW_STREAM:
-                    raise WireError(f"The stream of lane {self.rank} has no beginning.")
-                self._stream = zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG).decompressobj()
-            try:
-                data = self._stream.decompress(answer.data)
-            except zstandard.ZstdError as error:
-                raise WireError(f"The stream of lane {self.rank} is broken ({error}).") from error
-        if len(data) != answer.raw_size:
-            raise WireError(f"A reply of lane {self.rank} has {len(data)} bytes instead of {answer.raw_size}.")
-        return Reply(data, answer.engine_us / 1e6, answer.queue_us / 1e6, len(answer.data))
-
-    def settle(self, reply: Reply | None, fault: CallFault | None = None) -> None:
-        """End the open call."""
-        call, self.open = self.open, None
-        if call is None or call.answer.done():
-            return
-        if reply is not None:
-            call.answer.set_result(reply)
-        else:
-            call.answer.set_exception(fault or CallFault(Status.UNKNOWN, "The call came to nothing."))
+        self.bye = bye
+        self.untrusted = untrusted
 
 
 class Line:
-    """The connection of one lease. ``run`` keeps it; ``call`` uses it; a broken line is a pause, not an error."""
+    """The connection of one lease. ``run`` keeps it; ``call`` and ``submit`` use it.
+
+    ``changed`` is told the rank of a lane that has another engine.
+    """
 
     def __init__(self, route: Route, *, changed: Callable[[int], None] = lambda rank: None) -> None:
         self._route, self._changed = route, changed
+        self._limits_s = {**DEFAULT_DEADLINES_S, **route.deadlines_s}
         self._session = secrets.token_urlsafe(16)
         self._epoch: str | None = None
-        self._lanes: dict[int, _Lane] = {}
-        self._socket: ClientConnection | None = None
+        self._nothing_unknown = False  # the relay has said goodbye: what it did not answer was not run
+        self._lanes: dict[int, Lane] = {}
+        self._socket: Socket | None = None
         self._outbox: list[bytes] = []
         self._flushing: asyncio.Task[None] | None = None
-        self._lost: str | None = None
-        self.opened = asyncio.Event()
+        self._decoding: dict[int, list[tuple[Frame, Answer]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._decoders = ThreadPoolExecutor(2, thread_name_prefix="cornerman-decode")
+        self._down_since = time.monotonic()
+        self._out_of_patience: CallFault | None = None
+        self.opened = asyncio.Event()  # a connection was there, or there will never be one
         self.connections = 0
+        self.fault: str | None = None  # why there is no connection just now
+        self.lost: LineLost | None = None  # why there will never be another
 
     @property
     def ranks(self) -> list[int]:
@@ -187,57 +106,66 @@ class Line:
     # ------------------------------------------------------------ calling
 
     async def call(self, rank: int, method: Method, request: bytes) -> Reply:
-        """Let the engine of ``rank`` run one call; CallFault when it fails, LineLost when the lease is over.
+        """Let the engine of ``rank`` run one call; CallFault when it fails.
 
-        ENV_INIT waits for an engine that is being replaced; RESET and STEP of a game that went with its engine fail at once.
-        Whoever gives up waiting leaves the call under way: the lane is free again when its answer has come.
+        ENV_INIT waits for an engine that is being replaced; RESET and STEP of a game that went with its engine fail at
+        once. Whoever gives up waiting leaves the call under way, and the next one of the lane comes after it.
         """
-        return await asyncio.shield(self._call(rank, method, request))
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.submit(rank, method, request, lambda outcome: None if answer.done() else answer.set_result(outcome))
+        outcome = await answer
+        if isinstance(outcome, CallFault):
+            raise outcome
+        return outcome
 
-    async def _call(self, rank: int, method: Method, request: bytes) -> Reply:
+    def submit(self, rank: int, method: Method, request: bytes, done: Done) -> None:
+        """Begin one call; ``done`` is told its outcome on this loop. Calls of one lane run in order, one at a time."""
         lane = self._lanes[rank]
-        limit_s = {**DEFAULT_DEADLINES_S, **self._route.deadlines_s}[method]
-        async with lane.turn:
-            await self._await_engine(lane, method, limit_s)
-            lane.seq += 1
-            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            lane.open = call = _Call(lane.seq, lane.generation, method, request, answer)
-            if self._socket is not None:
-                self._send(call.frame(rank))
-            try:
-                reply = await answer
-            finally:
-                if lane.open is call:
-                    lane.open = None
-            if method is Method.ENV_INIT:
-                lane.fresh = lane.generation != call.generation
-            return reply
-
-    async def _await_engine(self, lane: _Lane, method: Method, limit_s: float) -> None:
-        if self._lost is not None:
-            raise LineLost(self._lost)
-        if lane.fresh and method is not Method.ENV_INIT:
-            raise CallFault(
-                Status.FAILED_PRECONDITION, f"The engine of rank {lane.rank} was replaced: call make() again."
-            )
-        if lane.ready.is_set():
+        fault = self._unusable()
+        if fault is not None:
+            done(fault)
             return
-        if method is not Method.ENV_INIT:
-            raise CallFault(Status.UNAVAILABLE, f"The engine of rank {lane.rank} is being replaced: call make() again.")
-        try:
-            await asyncio.wait_for(lane.ready.wait(), limit_s)
-        except asyncio.TimeoutError:
-            raise CallFault(
-                Status.DEADLINE_EXCEEDED, f"Rank {lane.rank} got no fresh engine within {limit_s:g} s."
-            ) from None
-        if self._lost is not None:
-            raise LineLost(self._lost)
+        lane.waiting.append(Call(method, request, done, limit_s=self._limits_s[method], since=time.monotonic()))
+        self._advance(lane)
 
-    async def give_up(self, rank: int, reason: str) -> None:
+    def _unusable(self) -> CallFault | None:
+        if self.lost is not None:
+            return CallFault(Status.UNAVAILABLE, str(self.lost))
+        return self._out_of_patience
+
+    def _advance(self, lane: Lane) -> None:
+        """Start what waits, or answer it, as far as the lane's state allows."""
+        while lane.open is None and lane.waiting:
+            call = lane.waiting[0]
+            verdict = lane.verdict(call)
+            if verdict is False:
+                return
+            lane.waiting.popleft()
+            if verdict is True:
+                lane.begin(call)
+                self._send_call(lane, call)
+            else:
+                call.finish(verdict)
+
+    def _settle(self, lane: Lane, outcome: Outcome) -> None:
+        lane.end(outcome, now=time.monotonic())
+        self._advance(lane)
+
+    def give_up(self, rank: int, reason: str) -> None:
         """Say that the engine of ``rank`` is of no more use: a fresh one will take its place."""
         lane = self._lanes[rank]
+        lane.unwanted = (lane.generation, reason)
+        self._send_unwanted(lane)
+
+    def _send_unwanted(self, lane: Lane) -> None:
+        if lane.unwanted is not None and self._socket is not None:
+            generation, reason = lane.unwanted
+            self._send(text_frame(Kind.REPLACE, reason, lane=lane.rank, generation=generation))
+
+    def _send_call(self, lane: Lane, call: Call) -> None:
         if self._socket is not None:
-            self._send(text_frame(Kind.REPLACE, reason, lane=rank, generation=lane.generation))
+            call.sent, call.since = True, time.monotonic()
+            self._send(call.frame(lane.rank))
 
     def _send(self, message: bytes) -> None:
         """Queue a frame; what is queued in one turn of the loop goes as one message."""
@@ -247,11 +175,10 @@ class Line:
 
     async def _flush(self) -> None:
         try:
-            while self._outbox and self._socket is not None:
+            while self._outbox and (socket := self._socket) is not None:
                 batch, self._outbox = self._outbox, []
-                await self._socket.send(b"".join(batch))
-        except ConnectionClosed:
-            pass  # what was not sent is still open on its lane
+                with contextlib.suppress(ConnectionClosed):  # what was not sent is still open on its lane
+                    await socket.send(batch[0] if len(batch) == 1 else b"".join(batch))
         finally:
             self._flushing = None
 
@@ -259,79 +186,64 @@ class Line:
 
     async def run(self) -> None:
         """Keep the connection until the relay will have no more of it, then raise LineLost."""
-        pause_s = FIRST_PAUSE_S
+        watching = asyncio.create_task(self._watch())
         try:
-            while True:
-                try:
-                    async with self._connect() as socket:
-                        if await self._serve(socket):
-                            pause_s = FIRST_PAUSE_S
-                except InvalidStatus as refusal:
-                    self._refused(refusal)
-                except (
-                    OSError,
-                    InvalidHandshake,
-                    ConnectionClosed,
-                    WireError,
-                    EOFError,
-                    TimeoutError,
-                    asyncio.TimeoutError,
-                ) as fault:
-                    if isinstance(fault, ssl.SSLCertVerificationError) and not self.connections:
-                        raise LineLost(
-                            f"The relay at {self._route.url} cannot prove to be the host that the connection string names: "
-                            f"{fault_text(fault)}."
-                        ) from fault
-                    self.fault = fault_text(fault)
-                await asyncio.sleep(pause_s * (0.75 + random.random() / 2))  # noqa: S311
-                pause_s = min(MAX_PAUSE_S, pause_s * 2)
+            await self._keep_connected()
         except LineLost as lost:
-            self._end(str(lost))
+            self._end(lost)
             raise
         except asyncio.CancelledError:
-            self._end("The line was closed.")
+            self._end(LineLost("The line was closed."))
             raise
+        finally:
+            watching.cancel()
+            self._decoders.shutdown(wait=False)
 
-    fault: str | None = None  # why there is no connection, or the last one broke
+    async def _keep_connected(self) -> None:
+        failures = 0
+        while True:
+            before = self.connections
+            within_s = FIRST_CONNECT_WITHIN_S if not before or failures % 3 == 2 else CONNECT_WITHIN_S
+            try:
+                async with dial(self._route, within_s=within_s) as socket:
+                    assert isinstance(socket, Socket)
+                    await self._serve(socket)
+            except _TROUBLE as fault:
+                await self._note(fault)
+            failures = failures + 1 if self.connections == before else 0
+            pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**failures)
+            await asyncio.sleep(pause_s * (0.75 + random.random() / 2))  # noqa: S311
 
-    def _connect(self) -> connect:
-        return connect(
-            self._route.url,
-            subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
-            additional_headers={"Authorization": f"Bearer {self._route.token}"},
-            user_agent_header=f"cornerman/{__version__}",
-            ssl=self._route.trusting,
-            server_hostname=self._route.server_hostname,
-            compression=None,
-            open_timeout=CONNECT_WITHIN_S,
-            ping_interval=PING_EVERY_S,
-            ping_timeout=PONG_WITHIN_S,
-            close_timeout=1.0,
-            max_size=MAX_RELAY_MESSAGE_BYTES,
-            max_queue=(64, 16),
-        )
+    async def _note(self, fault: BaseException) -> None:
+        try:
+            self.fault = await explain(self._route, fault, first=not self.connections)
+        except Turned as turned:
+            raise LineLost(str(turned)) from fault
+        except Untrusted as untrusted:
+            raise LineLost(str(untrusted), untrusted=True) from fault
 
-    async def _serve(self, socket: ClientConnection) -> bool:
+    async def _serve(self, socket: Socket) -> None:
         await socket.send(json_frame(Kind.HELLO, self._hello()))
-        message = await asyncio.wait_for(socket.recv(), CONNECT_WITHIN_S)
-        first = next(frames(_binary(message), {Kind.WELCOME, Kind.BYE}), None)
-        if first is None:
-            raise WireError("The relay's first message is empty.")
+        greeting = await asyncio.wait_for(socket.recv(), CONNECT_WITHIN_S)
+        first, *others = [*frames(_binary(greeting), FROM_RELAY)] or [Frame(Kind.FAULT, 0, 0, 0, 0, b"")]
+        if first.kind not in (Kind.WELCOME, Kind.BYE):
+            raise WireError("The relay's first message is not a WELCOME.")
         if first.kind is Kind.BYE:
             self._said_bye(first)
-            return False
         self._welcome(welcome_of(first))
         self._socket = socket
         try:
             self._resend()
+            for one in others:
+                self._handle(one)
             self.opened.set()
             async for message in socket:
                 for one in frames(_binary(message), FROM_RELAY - {Kind.WELCOME}):
                     self._handle(one)
         finally:
-            self._socket = None
+            self._socket, self._down_since = None, time.monotonic()
             self._outbox.clear()
-        return True
+            self._decoding.clear()
 
     def _hello(self) -> Hello:
         return Hello(
@@ -343,41 +255,32 @@ class Line:
         )
 
     def _welcome(self, welcome: Welcome) -> None:
+        unknown = self._epoch is not None and not welcome.resumed and not self._nothing_unknown
         self.connections += 1
-        self.fault = None
-        known = self._epoch is not None
+        self.fault, self._out_of_patience, self._nothing_unknown = None, None, False
         self._epoch = welcome.epoch
         for info in welcome.lanes:
-            lane = self._lanes.setdefault(info.lane, _Lane(info.lane))
+            lane = self._lanes.setdefault(info.lane, Lane(info.lane))
             before = lane.generation
             lane.take_over(info)
-            if lane.open is None:
-                pass
-            elif lane.open.generation != info.generation:
-                lane.settle(None, _gone(lane.rank))
-            elif known and not welcome.resumed:
-                lane.settle(
-                    None,
-                    CallFault(
-                        Status.UNAVAILABLE,
-                        f"The relay was restarted: the outcome of rank {lane.rank}'s call is unknown, and its engine is replaced.",
-                    ),
-                )
-                lane.fresh = True
-                self._outbox.append(
-                    text_frame(Kind.REPLACE, "outcome unknown", lane=lane.rank, generation=lane.generation)
-                )
+            if lane.open is not None and lane.open.generation != info.generation:
+                self._settle(lane, lane.gone())
+            elif lane.open is not None and lane.open.sent and unknown:
+                lane.fresh, lane.unwanted = True, (lane.generation, "the outcome of its last call is unknown")
+                self._settle(lane, _unknown(lane.rank))
+            else:
+                self._advance(lane)
             if before != lane.generation:
                 self._changed(lane.rank)
 
     def _resend(self) -> None:
-        """What was queued at the welcome, and the calls that are still open."""
-        waiting, self._outbox = self._outbox, []
+        """Engines that were given up, and the calls that are still open."""
         for lane in self._lanes.values():
+            self._send_unwanted(lane)
             if lane.open is not None:
-                waiting.append(lane.open.frame(lane.rank))
-        for message in waiting:
-            self._send(message)
+                self._send_call(lane, lane.open)
+
+    # ------------------------------------------------------------ what the relay says
 
     def _handle(self, one: Frame) -> None:
         if one.kind is Kind.BYE:
@@ -388,51 +291,136 @@ class Line:
             raise WireError(f"The relay speaks of a lane {one.lane} that this lease does not have.")
         if one.kind is Kind.LANE:
             self._lane_changed(lane, one)
-            return
-        reply = (
-            lane.decode(one) if one.kind is Kind.ANSWER else None
-        )  # also of one nobody waits for: the stream goes on
-        call = lane.open
-        if call is None or (call.seq, call.generation) != (one.seq, one.generation):
-            return
-        lane.settle(reply, None if reply else CallFault(one.code, one.text()))
+        elif one.kind is Kind.ANSWER:
+            self._answer(lane, one)
+        elif one.kind is Kind.FAULT:
+            self._outcome(lane, one, CallFault(one.code, one.text()))
+        else:
+            raise WireError(f"A second {one.kind.name} came.")
 
-    def _lane_changed(self, lane: _Lane, one: Frame) -> None:
+    def _answer(self, lane: Lane, one: Frame) -> None:
+        """Decode an answer, also one that nobody waits for: the stream goes on. Large ones are decoded off the loop."""
+        answer, queue = answer_of(one), self._decoding.get(lane.rank)
+        if queue is not None:
+            queue.append((one, answer))
+        elif answer.raw_size < DECODE_ELSEWHERE_BYTES:
+            self._outcome(lane, one, _reply(answer, lane.stream.decode(one.code, answer)))
+        else:
+            self._decoding[lane.rank] = queue = [(one, answer)]
+            task = asyncio.get_running_loop().create_task(self._decode_elsewhere(lane, lane.stream, queue))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _decode_elsewhere(self, lane: Lane, stream: Stream, queue: list[tuple[Frame, Answer]]) -> None:
+        loop, socket = asyncio.get_running_loop(), self._socket
+        while queue:
+            one, answer = queue[0]
+            try:
+                data = await loop.run_in_executor(self._decoders, stream.decode, one.code, answer)
+            except WireError as fault:
+                self._break(socket, str(fault))
+                return
+            except RuntimeError:  # the line was closed meanwhile
+                return
+            if lane.stream is not stream:
+                return
+            queue.pop(0)
+            if not queue:
+                self._decoding.pop(lane.rank, None)
+            self._outcome(lane, one, _reply(answer, data))
+
+    def _outcome(self, lane: Lane, one: Frame, outcome: Outcome) -> None:
+        call = lane.open
+        if call is not None and (call.seq, call.generation) == (one.seq, one.generation):
+            self._settle(lane, outcome)
+
+    def _lane_changed(self, lane: Lane, one: Frame) -> None:
         before = lane.generation
-        lane.change(one.generation, bool(one.code))
-        if lane.open is not None and lane.open.generation != one.generation:
-            lane.settle(None, _gone(lane.rank))
+        lane.change(one.generation, bool(one.code), one.text())
+        self._advance(lane)
         if before != lane.generation:
             self._changed(lane.rank)
 
     def _said_bye(self, bye: Frame) -> None:
         if bye.code == Bye.STOPPING:
+            self._nothing_unknown = True
             raise EOFError(bye.text())
-        raise LineLost(bye.text())
+        why = Bye(bye.code) if bye.code in set(Bye) else Bye.PROTOCOL
+        raise LineLost(bye.text() or f"The relay ended the connection ({why.name}).", bye=why)
 
-    def _refused(self, refusal: InvalidStatus) -> None:
-        body = (refusal.response.body or b"").decode("utf-8", "replace").strip()
-        status = refusal.response.status_code
-        text = body or f"The relay answered with status {status}."
-        if status in _FINAL:
-            raise LineLost(text)
-        self.fault = text
+    # ------------------------------------------------------------ watching
 
-    def _end(self, why: str) -> None:
-        self._lost = why
+    async def _watch(self) -> None:
+        """See what no message tells: a line that is dead, and calls that wait for too long."""
+        looked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            if now - looked_at < 3 * LOOK_EVERY_S:  # else this process itself was held up
+                await self._look_at_line(now)
+                for lane in self._lanes.values():
+                    self._look_at_lane(lane, now)
+            looked_at = now
+
+    async def _look_at_line(self, now: float) -> None:
+        socket = self._socket
+        if socket is None:
+            if self._out_of_patience is None and now - self._down_since > self._route.patience_s:
+                why = self.fault or "it does not answer"
+                self._out_of_patience = CallFault(
+                    Status.UNAVAILABLE, f"No line to the relay for {self._route.patience_s:.0f} s: {why}"
+                )
+                for lane in self._lanes.values():
+                    lane.fail_all(self._out_of_patience)
+            return
+        silent_s = now - socket.heard_at
+        if silent_s > DEAD_WHEN_SILENT_S:
+            self._break(socket, f"nothing was heard for {silent_s:.0f} s")
+        elif silent_s > PING_WHEN_SILENT_S:
+            with contextlib.suppress(ConnectionClosed, asyncio.TimeoutError):
+                await asyncio.wait_for(socket.ping(), LOOK_EVERY_S)
+
+    def _look_at_lane(self, lane: Lane, now: float) -> None:
+        call = lane.open
+        if call is not None and self._socket is not None:
+            if call.generation != lane.generation and now - call.since > REASON_GRACE_S:
+                self._settle(lane, lane.gone())
+            elif now - call.since > call.limit_s + ANSWER_GRACE_S:
+                call.since = now
+                call.finish(CallFault(Status.DEADLINE_EXCEEDED, f"Rank {lane.rank} got no answer from the relay."))
+                self.give_up(lane.rank, "its call was not answered")
+        elif call is None and lane.waiting and now - lane.waiting[0].since > lane.waiting[0].limit_s:
+            late = lane.waiting.popleft()
+            late.finish(
+                late.first_fault
+                or CallFault(
+                    Status.DEADLINE_EXCEEDED, f"Rank {lane.rank} got no fresh engine within {late.limit_s:g} s."
+                )
+            )
+            self._advance(lane)
+
+    def _break(self, socket: Socket | None, why: str) -> None:
+        """Let go of a connection at once; another is made."""
+        self.fault = f"The line to the relay at {self._route.authority} broke: {why}."
+        if socket is not None:
+            socket.transport.abort()
+
+    def _end(self, lost: LineLost) -> None:
+        self.lost = lost
         for lane in self._lanes.values():
-            lane.settle(None, CallFault(Status.UNAVAILABLE, why))
-            lane.ready.set()  # whoever waits for an engine is told
+            lane.fail_all(CallFault(Status.UNAVAILABLE, str(lost)))
         self.opened.set()
 
-    @property
-    def lost(self) -> str | None:
-        """Why there will be no more connections, or None."""
-        return self._lost
+
+def _reply(answer: Answer, data: bytes) -> Reply:
+    return Reply(data, answer.engine_us / 1e6, answer.queue_us / 1e6, len(answer.data))
 
 
-def _gone(rank: int) -> CallFault:
-    return CallFault(Status.UNAVAILABLE, f"The engine of rank {rank} was replaced during the call: call make() again.")
+def _unknown(rank: int) -> CallFault:
+    return CallFault(
+        Status.UNAVAILABLE,
+        f"The relay was restarted: the outcome of rank {rank}'s call is unknown, and its engine is replaced. Call make() again.",
+    )
 
 
 def _binary(message: str | bytes) -> bytes:

@@ -1,0 +1,156 @@
+"""How the relay of a lease is reached, and in words why it was not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus, ProxyError
+from websockets.http11 import Response
+
+from client_sdk._trust import fault_text
+from client_sdk._version import __version__
+from client_sdk.wire import MAX_RELAY_MESSAGE_BYTES, SUBPROTOCOL, Method
+
+CONNECT_WITHIN_S, FIRST_CONNECT_WITHIN_S = 5.0, 8.0
+PROBE_WITHIN_S = 3.0
+_FINAL = frozenset({401, 403, 404, 410, 426})
+
+
+@dataclass(frozen=True)
+class Route:
+    """How to reach the relay of a lease. ``server_hostname`` is the name its certificate must bear.
+
+    ``patience_s`` is how long calls wait for a broken line to come back.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    trusting: ssl.SSLContext | None = None
+    server_hostname: str | None = None
+    proxy: str | None = field(default=None, repr=False)  # may hold a password
+    deadlines_s: Mapping[Method, float] = field(default_factory=dict)
+    patience_s: float = 180.0
+
+    @property
+    def authority(self) -> str:
+        """``host:port`` of the relay."""
+        parts = urlsplit(self.url)
+        host = parts.hostname or ""
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The relay's port."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "wss" else 80)
+
+
+class Untrusted(Exception):
+    """Who answers cannot prove to be the host that the connection string names."""
+
+
+class Turned(Exception):
+    """The relay will not have us, and said why: trying again is of no use."""
+
+
+class Socket(ClientConnection):
+    """A connection that remembers when it last heard anything, be it a part of a message."""
+
+    heard_at = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        """Note the time."""
+        self.heard_at = time.monotonic()
+        super().data_received(data)
+
+
+def dial(route: Route, *, within_s: float) -> connect:
+    """A connection to the relay, as an asynchronous context manager."""
+    tls: dict[str, Any] = {}
+    if route.trusting is not None:
+        tls = {"ssl": route.trusting, "server_hostname": route.server_hostname}
+    return connect(
+        route.url,
+        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+        additional_headers={"Authorization": f"Bearer {route.token}"},
+        user_agent_header=f"cornerman/{__version__}",
+        compression=None,
+        proxy=route.proxy,
+        open_timeout=within_s,
+        ping_interval=None,  # Line looks after that
+        close_timeout=1.0,
+        max_size=MAX_RELAY_MESSAGE_BYTES,
+        max_queue=(64, 16),
+        create_connection=Socket,
+        **tls,
+    )
+
+
+async def explain(route: Route, fault: BaseException, *, first: bool) -> str:
+    """Why there is no connection, in one sentence; raises Untrusted or Turned when there never will be."""
+    where = route.authority
+    match fault:
+        case InvalidStatus():
+            return _refusal(route, fault.response, first=first)
+        case ssl.SSLCertVerificationError():
+            text = (
+                f"The relay at {where} cannot prove to be the host that the connection string names "
+                f"({fault_text(fault)}); get a new string on the host, or look who answers there."
+            )
+            if first:
+                raise Untrusted(text)
+            return text
+        case ssl.SSLError():
+            return f"What answers at {where} does not speak TLS, so it is not the relay; check port and proxies on the way."
+        case InvalidMessage():
+            return f"What answers at {where} does not speak HTTP, so it is not the relay; check port and proxies on the way."
+        case ProxyError():
+            return f"The proxy did not connect to the relay at {where} ({fault_text(fault)})."
+        case asyncio.TimeoutError() | TimeoutError():
+            return await _silence(route)
+        case InvalidHandshake():
+            return f"What answers at {where} is not Cornerman's relay ({fault_text(fault)}); check port and proxies on the way."
+        case OSError():
+            return (
+                f"The relay at {where} was not reached ({fault_text(fault)}); is it running, and TCP port {route.port} "
+                "open to you?"
+            )
+    return f"The connection to the relay at {where} broke ({fault_text(fault)})."
+
+
+def _refusal(route: Route, response: Response, *, first: bool) -> str:
+    status, kind = response.status_code, response.headers.get("Content-Type", "")
+    words = (response.body or b"").decode("utf-8", "replace").strip()
+    if words and kind.startswith("text/plain") and len(words) < 1000:
+        if status in _FINAL:
+            raise Turned(words)
+        return words
+    text = f"What answers at {route.authority} is not Cornerman's relay (HTTP {status}); check port and proxies on the way."
+    if first and status in _FINAL:
+        raise Turned(text)
+    return text
+
+
+async def _silence(route: Route) -> str:
+    """Tell a port that is blocked from a peer that accepts and says nothing."""
+    where = route.authority
+    if route.proxy is None:
+        try:
+            host = urlsplit(route.url).hostname
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, route.port), PROBE_WITHIN_S)
+        except (OSError, asyncio.TimeoutError):
+            return (
+                f"The relay at {where} was not reached (no answer); open TCP port {route.port} to this machine in the "
+                "host's firewall or security group."
+            )
+        with contextlib.suppress(OSError):
+            writer.close()
+    return f"{where} accepts a connection but does not answer; is the relay running there, or does a proxy hold it up?"
