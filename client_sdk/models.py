@@ -153,6 +153,7 @@ class Lease(Answer):
     ttl_s: float
     queue_position: int | None  # 1 is next; None unless pending
     ended_because: str | None
+    idle_release_at: AwareDatetime | None = None  # announced: it ends then, unless one of its engines is used before
     version: int
     relay: Relay | None = None
     envs: list[Env]
@@ -162,6 +163,18 @@ class LeaseList(Answer):
     """Answer of ``GET /v1/leases``, newest first."""
 
     leases: list[Lease]
+
+
+class LaneStats(Answer):
+    """What the relay has carried between a leased engine's slot and its client since the lease began."""
+
+    steps: int
+    steps_per_s: float  # lately
+    raw_bytes: int
+    wire_bytes: int
+    ratio: float | None  # raw to wire; None before there was anything
+    engine_s: float  # spent in engines
+    queue_s: float  # spent in the relay
 
 
 class Engine(Answer):
@@ -182,6 +195,7 @@ class Engine(Answer):
     created_at: AwareDatetime
     cpu_percent: float | None = None
     memory_bytes: int | None = None
+    lane: LaneStats | None = None  # of a leased engine whose calls go through the relay
 
 
 class EngineList(Answer):

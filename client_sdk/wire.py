@@ -26,17 +26,23 @@ Frames
     ========  ====  =====  ==================================  =========================================================
 
 Calls
-    A lane has at most one call in flight. ``seq`` rises by one at each call of a lane and never falls; ``generation`` is that of the engine the
-    caller means. A call runs at most once: one whose number is being run, or was the last to run, gets the answer of that run (that is how a
-    client goes on after a broken line: it sends its unanswered calls again); a lower number, or another generation, gets FAULT
-    FAILED_PRECONDITION and runs nothing. After a replacement only ENV_INIT is run until it has been run.
+    A lane has one call in flight. ``seq`` rises by one at each call of a lane and never falls; ``generation`` is that of the engine the
+    caller means. A call runs at most once: one whose number is being run, waits to be run, or was the last to run, gets the answer of that run
+    (that is how a client goes on after a broken line: it sends its unanswered calls again); a lower number, or another generation, gets
+    FAULT FAILED_PRECONDITION and runs nothing. A client that will not wait for a call any longer may send the next one: it is held until
+    the former has ended; of several that are held only the highest number is run, the others get FAULT FAILED_PRECONDITION.
+    After a replacement only ENV_INIT is run until it has been run; CLOSE and SHUTDOWN are then answered with an empty reply, because there is
+    nothing to close, and do not reach the fresh engine.
 
 Resuming
     HELLO names the ``session`` (random, chosen by the client, kept over reconnects) and, if there was an earlier connection, its relay's
-    ``epoch``. WELCOME says the epoch now, and for each lane its state, generation and ``ran``, the last number run. Same epoch and session:
-    unanswered calls are sent again. Another epoch (the relay died in between): what was unanswered has an unknown outcome; the client
-    fails such a call, sends REPLACE for its lane, and goes on with the others. Another session takes the lease over: the former
-    connection gets BYE TAKEN_OVER, and the new one goes on with numbers above ``ran``.
+    ``epoch``. WELCOME says the epoch now, and for each lane its state, generation and ``ran``, the highest number taken. Same epoch and session:
+    unanswered calls are sent again; a former connection that is still open is dropped. Another epoch (the relay died in between): what was
+    unanswered has an unknown outcome; the client fails such a call, sends REPLACE for its lane, and goes on with the others. But after BYE
+    STOPPING nothing is unknown: the relay has answered, or given a FAULT to, every call that it had begun, and what is unanswered was
+    never run; the client connects again and sends it again, whatever the epoch then is. Another session takes the lease over: the former
+    connection gets BYE TAKEN_OVER, and the new one goes on with numbers above ``ran``. Whoever was taken over while it was away, and
+    comes back with this relay's epoch, gets BYE TAKEN_OVER as well.
 
 Compression
     ANSWER data is one zstd stream per lane and direction, flushed at each answer, so that earlier frames are the dictionary. NEW_STREAM: this

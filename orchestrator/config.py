@@ -139,7 +139,6 @@ class RelayConfig(_Section):
     bind: str | None = None  # None: where the API listens
     port: int = Field(default=8444, ge=1, le=65535)
     threads: int = Field(default=2, ge=1, le=64)  # that compress large frames
-    connections: int = Field(default=2048, ge=1, le=100_000)
 
 
 class DockerHostConfig(_Section):

@@ -209,11 +209,33 @@ class Leasing:
         now = self._now()
         with self._database.write() as db:
             lease = leases.get(db, lease_id)
-            longest = self._policies[lease.pool].max_lease_s if lease.pool in self._policies else None
+            policy = self._policies.get(lease.pool)
+            longest = policy.max_lease_s if policy else None
             overlong = longest is not None and lease.granted_at is not None and lease.granted_at + longest <= now
-            if if_expired and lease.expires_at > now and not overlong:
+            idle = policy is not None and planning.is_idle(lease, policy, now)
+            if if_expired and lease.expires_at > now and not overlong and not idle:
                 return False
             return self.end(db, lease, state, because, now)
+
+    def warn_idle(self, lease_id: str, ends_at: float) -> bool:
+        """Announce that a lease ends for idleness; False when it is used again, or was told already."""
+        now = self._now()
+        with self._database.write() as db:
+            lease = leases.get(db, lease_id)
+            called = lease.last_call_at
+            if called is None or not leases.announce_idle(db, lease_id, ends_at, last_call_at=called):
+                return False
+            text = (
+                f"none of its engines was used for {now - called:.0f} s: it ends in {ends_at - now:.0f} s unless one is"
+            )
+            self._tell(db, "lease.idle_soon", text, lease, now, data={"ends_in_s": round(ends_at - now)})
+            return True
+
+    def note_called(self, db: sqlite3.Connection, lease_id: str, now: float) -> None:
+        """One of its engines was called: it is not idle. In the caller's transaction."""
+        if leases.note_called(db, lease_id, now):
+            lease = leases.get(db, lease_id)
+            self._tell(db, "lease.used_again", "one of its engines was used: it goes on", lease, now)
 
     def lose(
         self, db: sqlite3.Connection, engine: Engine, reason: str, now: float, *, actor: str | None = None

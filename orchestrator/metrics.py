@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from client_sdk._version import __version__
 from orchestrator.model import EngineState, LeaseState, Policy
-from orchestrator.store import engines, events, leases, meta, pools
+from orchestrator.store import engines, events, leases, meta, meters, pools
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WAITED = "lease_wait_seconds"
@@ -22,7 +22,7 @@ _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.
 def render(db: sqlite3.Connection, policies: Mapping[str, Policy], now: float) -> bytes:
     """Everything that can be measured now, in one consistent view."""
     registry = CollectorRegistry(auto_describe=False)
-    counters = {(_WAITED, pool): 0.0 for pool in policies} | events.counters(db)
+    counters = {(name, pool): 0.0 for pool in policies for name in (_WAITED, *meters.COUNTERS)} | events.counters(db)
     registry.register(_Fixed([*_gauges(db, policies, now), *_counters(counters)]))
     return generate_latest(registry)
 
@@ -85,7 +85,8 @@ def _counters(counters: Mapping[tuple[str, str], float]) -> Iterable[Metric]:
             happened.add_metric([name, pool], value)
             continue
         full = f"cornerman_{re.sub('[^a-z0-9_]', '_', name)}"
-        family = sums.setdefault(full, CounterMetricFamily(full, name.replace("_", " "), labels=["pool"]))
+        about = meters.COUNTERS.get(name, name.replace("_", " "))
+        family = sums.setdefault(full, CounterMetricFamily(full, about, labels=["pool"]))
         family.add_metric([pool], value)
     yield happened
     yield from sums.values()

@@ -28,6 +28,7 @@ class Policy:
     max_age_s: float | None
     max_lease_s: float | None
     allowed_images: tuple[str, ...]
+    idle_release_s: float | None = None  # a lease that the relay has seen ends after so long without a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ class Lease:
     ended_at: float | None = None
     ended_because: str | None = None
     version: int = 1
+    last_call_at: float | None = (
+        None  # as the relay saw it, its first connection counted in; None: it never saw the lease
+    )
+    idle_release_at: float | None = None  # it was announced that it ends then, unless it is used before
 
     @property
     def ended(self) -> bool:

@@ -10,12 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from orchestrator.interfaces import Seen
-from orchestrator.model import Engine, EngineState, Lease, LeaseState, Pool, Slot
+from orchestrator.model import Engine, EngineState, Lease, LeaseState, Policy, Pool, Slot
 
 MAX_LOSSES, LOSSES_WITHIN_S = 5, 600.0
 """A slot that loses more engines than this in that time fails its lease: a bad ROM must not eat every spare."""
 PROBE_AGAIN_S = 5.0
 """So long after a failed probe the next one comes."""
+IDLE_NOTICE_S = 300.0
+"""So long before it ends for idleness a lease's holder is told."""
 START_GRACE_S = 60.0
 """Beyond a pool's start timeout, which the starting thread itself watches: catches a start whose thread is stuck."""
 
@@ -136,6 +138,14 @@ class ExpireLease:
 
 
 @dataclass(frozen=True, slots=True)
+class WarnIdle:
+    """Tell a lease's holder that it ends at ``ends_at``, because none of its engines is used."""
+
+    lease_id: str
+    ends_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class FailLease:
     """End a lease that its pool cannot keep supplied."""
 
@@ -157,6 +167,7 @@ Command = (
     | GrantLease
     | FillSlot
     | ExpireLease
+    | WarnIdle
     | FailLease
 )
 
@@ -184,7 +195,10 @@ def plan(snapshot: Snapshot, now: float) -> list[Command]:
         view = _view(pool, engines[pool.name], leases[pool.name], slots[pool.name], ended)
         supply, used = _supply(view)
         left = view.after(used)
-        commands += [*ends, *supply, *_renewal(left, now), *_probes(left, snapshot.busy, now)]
+        idle = [
+            warning for lease in leases[pool.name] if lease.id not in ended and (warning := _warning(pool, lease, now))
+        ]
+        commands += [*ends, *idle, *supply, *_renewal(left, now), *_probes(left, snapshot.busy, now)]
         if pool.policy.runtime not in snapshot.unreachable:
             commands += [*_starts(left, snapshot.busy, now), *_overdue(left, now)]
     return commands + _removals(snapshot)
@@ -227,6 +241,30 @@ def losses(slot: Slot, now: float) -> int:
     return sum(1 for at in slot.lost if at > now - LOSSES_WITHIN_S)
 
 
+def is_idle(lease: Lease, policy: Policy, now: float) -> bool:
+    """Whether a lease ends now because nobody uses it: that was announced, and the time is over."""
+    return (
+        policy.idle_release_s is not None
+        and lease.state is LeaseState.ACTIVE
+        and lease.idle_release_at is not None
+        and lease.idle_release_at <= now
+    )
+
+
+def _warning(pool: Pool, lease: Lease, now: float) -> WarnIdle | None:
+    """A lease that the relay never saw is left alone: its calls go elsewhere, and nobody knows of them.
+
+    The notice is always a whole one, however late it is given.
+    """
+    limit = pool.policy.idle_release_s
+    if limit is None or lease.last_call_at is None or lease.idle_release_at is not None:
+        return None
+    if lease.state is not LeaseState.ACTIVE:
+        return None
+    notice = min(IDLE_NOTICE_S, limit / 2)
+    return WarnIdle(lease.id, now + notice) if lease.last_call_at + limit - notice <= now else None
+
+
 def _ends(pool: Pool, leases: list[Lease], slots: list[Slot], now: float) -> list[ExpireLease | FailLease]:
     ends: dict[str, ExpireLease | FailLease] = {}
     longest = pool.policy.max_lease_s
@@ -237,6 +275,9 @@ def _ends(pool: Pool, leases: list[Lease], slots: list[Slot], now: float) -> lis
             ends[lease.id] = ExpireLease(lease.id, f"{what} for {lease.ttl_s:g} s")
         elif longest is not None and lease.granted_at is not None and lease.granted_at + longest <= now:
             because = f"it reached the longest time a lease may last in this pool, {longest:g} s"
+            ends[lease.id] = ExpireLease(lease.id, because)
+        elif is_idle(lease, pool.policy, now):
+            because = f"none of its engines was used for {pool.policy.idle_release_s:g} s"
             ends[lease.id] = ExpireLease(lease.id, because)
         elif waits and lease.envs_wanted > pool.max_engines:  # at the head of the queue it would stop everybody
             because = f"its pool was made smaller while it waited: it holds at most {pool.max_engines} engines now"

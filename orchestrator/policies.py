@@ -26,5 +26,6 @@ def _policy(pool: PoolConfig, public_host: str) -> Policy:
         max_uses=pool.max_uses,
         max_age_s=pool.max_age_s,
         max_lease_s=pool.max_lease_s,
+        idle_release_s=pool.idle_release_s or None,
         allowed_images=tuple(dict.fromkeys((pool.image, *pool.allowed_images))),
     )

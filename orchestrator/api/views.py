@@ -31,6 +31,7 @@ def lease(view: LeaseView, relay: models.Relay | None = None) -> models.Lease:
         ttl_s=inner.ttl_s,
         queue_position=view.queue_position,
         ended_because=inner.ended_because,
+        idle_release_at=None if inner.ended or inner.idle_release_at is None else at(inner.idle_release_at),
         version=inner.version,
         relay=relay,
         envs=[

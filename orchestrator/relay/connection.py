@@ -1,11 +1,13 @@
-"""One WebSocket connection of a lease: frames in, answers out, joined when they are ready together. A slow reader stalls only itself."""
+"""One WebSocket connection of a lease: what the lanes deliver is encoded, joined and sent. A slow reader stalls only itself."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -14,68 +16,151 @@ from client_sdk.wire import JOIN_BYTES, Bye, Kind, Method, answer_frame, text_fr
 from orchestrator.relay.codec import Encoder
 from orchestrator.relay.lane import Result
 
-COMPRESS_ELSEWHERE = 64 * 1024  # replies above this are compressed off the loop
+ENCODE_ELSEWHERE_BYTES = 64 * 1024  # replies above this are compressed off the loop
+MOST_OWED = 64  # results that may wait, besides two for each lane, before nothing more is read
+UNREAD_FOR_S = 60.0  # a client that takes nothing for so long is let go; its lease goes on
+BYE_WITHIN_S = 2.0
+
+
+class _Owed:
+    """What a lane's results wait for; its answers are encoded one after the other, because they are one stream."""
+
+    __slots__ = ("encoder", "encoding", "generation", "results")
+
+    def __init__(self) -> None:
+        self.results: deque[Result] = deque()
+        self.encoder = Encoder()
+        self.encoding = False
+        self.generation = -1
 
 
 class Connection:
-    """Sends what the lanes deliver. What it owes is bounded: a lane's answer is queued at most once."""
+    """Sends what the lanes deliver. Nothing is encoded while the client does not read, so little piles up."""
 
     def __init__(
-        self, socket: ServerConnection, *, session: str, executor: Executor, sent: Callable[[int, int], None]
+        self, socket: ServerConnection, *, lanes: int, executor: Executor, sent: Callable[[int, int, float], None]
     ) -> None:
-        self.session = session
         self.socket = socket
         self._executor, self._sent = executor, sent
-        self._encoders: dict[int, Encoder] = {}
+        self._most_owed = 2 * lanes + MOST_OWED
+        self._lanes: dict[int, _Owed] = {}
+        self._ready: deque[int] = deque()  # lanes whose next result can be encoded
         self._outbox: deque[bytes] = deque()
-        self._owed: set[int] = set()  # lanes whose answer is being made or waits to be sent
-        self._generations: dict[int, int] = {}
+        self._owed = 0
         self._wake = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing = False
+        self._sending = asyncio.Event()  # set whenever something was handed over
+        self._encoding: set[asyncio.Future[bytes]] = set()
+
+    # ------------------------------------------------------------ what is to be sent
 
     def deliver(self, result: Result) -> None:
         """Send what a call came to, unless that is under way already."""
-        if result.rank in self._owed or self._closing:
+        lane = self._lanes.get(result.rank)
+        if lane is None:
+            lane = self._lanes[result.rank] = _Owed()
+        if any(one.seq == result.seq and one.generation == result.generation for one in lane.results):
             return
-        self._owed.add(result.rank)
-        reply = result.outcome.reply
-        if reply is None:
-            self.tell(
-                text_frame(
-                    Kind.FAULT,
-                    result.outcome.text,
-                    code=result.outcome.status,
-                    lane=result.rank,
-                    generation=result.generation,
-                    seq=result.seq,
-                )
-            )
-        elif len(reply) <= COMPRESS_ELSEWHERE:
-            self.tell(self._encode(result))
-        else:
-            task = asyncio.create_task(self._encode_elsewhere(result))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if result.outcome.reply is None and not lane.results:
+            self.tell(_fault(result))
+            return
+        lane.results.append(result)
+        self._owed += 1
+        if len(lane.results) == 1:
+            self._ready.append(result.rank)
+            self._wake.set()
 
     def tell(self, frame: bytes) -> None:
-        """Queue a frame."""
+        """Send a frame that is part of no stream; in the order of the calls, and before answers that are not made yet."""
         self._outbox.append(frame)
         self._wake.set()
 
-    async def _encode_elsewhere(self, result: Result) -> None:
-        frame = await asyncio.get_running_loop().run_in_executor(self._executor, self._encode, result)
-        self.tell(frame)
+    async def room(self) -> None:
+        """Wait until the client has read enough of what it is owed."""
+        while self.is_full:
+            self._sending.clear()
+            await self._sending.wait()
 
-    def _encode(self, result: Result) -> bytes:
+    @property
+    def is_full(self) -> bool:
+        """True when nothing more should be read from the client."""
+        return self._owed + len(self._outbox) >= self._most_owed
+
+    # ------------------------------------------------------------ sending
+
+    async def send_forever(self) -> None:
+        """Send until the connection is closed; what is ready at the same moment goes as one message."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._ready or self._outbox:
+                    batch = self._batch()
+                    if batch:
+                        await asyncio.wait_for(self.socket.send(batch), UNREAD_FOR_S)
+                    self._sending.set()
+        except (asyncio.TimeoutError, TimeoutError):
+            self.socket.transport.abort()
+        except ConnectionClosed:
+            return
+
+    def _batch(self) -> bytes:
+        batch: list[bytes] = []
+        size = 0
+        while self._outbox and size < JOIN_BYTES:
+            frame = self._outbox.popleft()
+            batch.append(frame)
+            size += len(frame)
+        while self._ready and size < JOIN_BYTES:
+            made = self._encoded(self._ready.popleft())
+            if made is not None:
+                batch.append(made)
+                size += len(made)
+        return batch[0] if len(batch) == 1 else b"".join(batch)
+
+    def _encoded(self, rank: int) -> bytes | None:
+        """The next result of a lane as a frame; None when that is made elsewhere."""
+        lane = self._lanes[rank]
+        result = lane.results[0]
         reply = result.outcome.reply
-        assert reply is not None
-        encoder = self._encoders.setdefault(result.rank, Encoder())
-        if result.method is Method.ENV_INIT or self._generations.get(result.rank) != result.generation:
-            encoder.restart()
-            self._generations[result.rank] = result.generation
-        data, flags = encoder.encode(reply)
-        self._sent(result.rank, len(data))
+        if reply is None:
+            frame = _fault(result)
+        elif len(reply) <= ENCODE_ELSEWHERE_BYTES:
+            frame = self._encode(lane, result, reply)
+        else:
+            loop = asyncio.get_running_loop()
+            made = loop.run_in_executor(self._executor, self._encode, lane, result, reply)
+            self._encoding.add(made)
+            made.add_done_callback(lambda made: self._encoded_elsewhere(rank, made))
+            return None
+        self._settled(rank, frame)
+        return frame
+
+    def _encoded_elsewhere(self, rank: int, made: asyncio.Future[bytes]) -> None:
+        self._encoding.discard(made)
+        if made.cancelled() or made.exception() is not None:  # a stream that is broken is of no use: begin anew
+            self.socket.transport.abort()
+            return
+        self.tell(made.result())
+        self._settled(rank, made.result())
+
+    def _settled(self, rank: int, frame: bytes) -> None:
+        lane = self._lanes[rank]
+        result = lane.results.popleft()
+        if result.outcome.reply is not None:
+            waited_s = max(0.0, time.monotonic() - result.ended_at) if result.ended_at else 0.0
+            self._sent(rank, len(frame), result.queue_s + waited_s)
+        self._owed -= 1
+        self._sending.set()
+        if lane.results:
+            self._ready.append(rank)
+            self._wake.set()
+
+    def _encode(self, lane: _Owed, result: Result, reply: bytes) -> bytes:
+        if result.method is Method.ENV_INIT or lane.generation != result.generation:
+            lane.encoder.restart()
+            lane.generation = result.generation
+        data, flags = lane.encoder.encode(reply)
+        waited_s = max(0.0, time.monotonic() - result.ended_at) if result.ended_at else 0.0
         return answer_frame(
             data,
             flags=flags,
@@ -83,37 +168,42 @@ class Connection:
             generation=result.generation,
             seq=result.seq,
             engine_us=int(result.engine_s * 1e6),
-            queue_us=int(result.queue_s * 1e6),
+            queue_us=int((result.queue_s + waited_s) * 1e6),
             raw_size=len(reply),
         )
 
-    async def send_forever(self) -> None:
-        """Send until the connection is closed; answers that wait together go as one message."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._outbox:
-                    batch: list[bytes] = []
-                    size = 0
-                    while self._outbox and (not batch or size + len(self._outbox[0]) <= JOIN_BYTES):
-                        frame = self._outbox.popleft()
-                        batch.append(frame)
-                        size += len(frame)
-                        if frame[0] in (Kind.ANSWER, Kind.FAULT):
-                            self._owed.discard(int.from_bytes(frame[2:4], "big"))
-                    await self.socket.send(batch[0] if len(batch) == 1 else b"".join(batch))
-        except ConnectionClosed:
-            return
+    # ------------------------------------------------------------ ending
+
+    async def flush(self, within_s: float) -> None:
+        """Wait until everything that is owed was handed to the socket, at most so long."""
+        deadline = time.monotonic() + within_s
+        while (self._owed or self._outbox or self._encoding) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
 
     async def bye(self, why: Bye, text: str) -> None:
         """Say why, and close."""
-        if self._closing:
-            return
-        self._closing = True
         try:
-            async with asyncio.timeout(2.0):
-                await self.socket.send(text_frame(Kind.BYE, text, code=why))
-                await self.socket.close()
-        except (ConnectionClosed, TimeoutError):
+            await asyncio.wait_for(self._bye(text_frame(Kind.BYE, text, code=why)), BYE_WITHIN_S)
+        except (ConnectionClosed, asyncio.TimeoutError, TimeoutError):
+            self.drop()
+
+    async def _bye(self, frame: bytes) -> None:
+        await self.socket.send(frame)
+        await self.socket.close()
+
+    def drop(self) -> None:
+        """Let go at once, without a word."""
+        with suppress(AttributeError):  # it never came as far as a transport
             self.socket.transport.abort()
+
+
+def _fault(result: Result) -> bytes:
+    outcome = result.outcome
+    return text_frame(
+        Kind.FAULT,
+        outcome.text,
+        code=outcome.status,
+        lane=result.rank,
+        generation=result.generation,
+        seq=result.seq,
+    )

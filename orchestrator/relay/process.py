@@ -77,7 +77,6 @@ async def _run(config: Config, notifier: Notifier, *, child: bool) -> None:
         directory,
         token_of=lambda lease_id: relay_token(secret, lease_id),
         compress_threads=config.relay.threads,
-        most_connections=config.relay.connections,
     )
     try:
         await _listen(relay, config, certificate)

@@ -167,9 +167,32 @@ def versions(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute("SELECT id, version FROM leases WHERE state = 'active'").fetchall())
 
 
-def note_called(db: sqlite3.Connection, lease_id: str, at: float) -> None:
-    """Somebody called one of its engines."""
+def note_seen(db: sqlite3.Connection, lease_id: str, at: float) -> None:
+    """Its client is at the relay: from now on calls, and their absence, are seen."""
+    db.execute(
+        "UPDATE leases SET last_call_at = ? WHERE id = ? AND state = 'active' AND last_call_at IS NULL", (at, lease_id)
+    )
+
+
+def note_called(db: sqlite3.Connection, lease_id: str, at: float) -> bool:
+    """Somebody called one of its engines; True when its end had been announced, which holds no more."""
     db.execute("UPDATE leases SET last_call_at = ? WHERE id = ? AND state = 'active'", (at, lease_id))
+    done = db.execute(
+        "UPDATE leases SET idle_release_at = NULL, version = version + 1 "
+        "WHERE id = ? AND state = 'active' AND idle_release_at IS NOT NULL",
+        (lease_id,),
+    )
+    return done.rowcount == 1
+
+
+def announce_idle(db: sqlite3.Connection, lease_id: str, ends_at: float, *, last_call_at: float) -> bool:
+    """It will end for idleness; False when it was called meanwhile, has ended, or that was announced already."""
+    done = db.execute(
+        "UPDATE leases SET idle_release_at = ?, version = version + 1 "
+        "WHERE id = ? AND state = 'active' AND idle_release_at IS NULL AND last_call_at = ?",
+        (ends_at, lease_id, last_call_at),
+    )
+    return done.rowcount == 1
 
 
 # ---------------------------------------------------------------- slots

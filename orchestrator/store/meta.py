@@ -34,7 +34,8 @@ def shift_clock(db: sqlite3.Connection, delta: float, now: float) -> None:
         {"d": delta},
     )
     db.execute(
-        "UPDATE leases SET granted_at = granted_at + :d, last_call_at = last_call_at + :d, expires_at = :now + ttl_s "
+        "UPDATE leases SET granted_at = granted_at + :d, last_call_at = min(:now, last_call_at + :d), "
+        "idle_release_at = idle_release_at + :d, expires_at = :now + ttl_s "
         "WHERE state IN ('pending', 'active')",
         {"d": delta, "now": now},
     )
@@ -48,5 +49,10 @@ def shift_clock(db: sqlite3.Connection, delta: float, now: float) -> None:
 
 
 def extend_leases(db: sqlite3.Connection, now: float) -> None:
-    """After a start: whoever held a lease when the daemon went away gets at least one TTL to come back."""
+    """After a start: whoever held a lease when the daemon went away gets at least one TTL to come back, and is not idle yet."""
+    db.execute(
+        "UPDATE leases SET last_call_at = ?, version = version + (idle_release_at IS NOT NULL), idle_release_at = NULL "
+        "WHERE state = 'active' AND last_call_at IS NOT NULL",
+        (now,),
+    )
     db.execute("UPDATE leases SET expires_at = max(expires_at, ? + ttl_s) WHERE state IN ('pending', 'active')", (now,))

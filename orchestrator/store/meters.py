@@ -7,6 +7,14 @@ from dataclasses import dataclass
 
 from orchestrator.store import events
 
+COUNTERS = {
+    "relay_steps": "Steps that the relay carried.",
+    "relay_raw_bytes": "Bytes of the engines' replies, as the engines sent them.",
+    "relay_wire_bytes": "Bytes of those replies as they were sent to clients.",
+    "relay_engine_seconds": "Time that calls through the relay spent in engines.",
+    "relay_queue_seconds": "Time that calls spent in the relay itself.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LaneMeter:

@@ -43,6 +43,8 @@ def lease(row: sqlite3.Row) -> Lease:
         ended_at=row["ended_at"],
         ended_because=row["ended_because"],
         version=row["version"],
+        last_call_at=row["last_call_at"],
+        idle_release_at=row["idle_release_at"],
     )
 
 

@@ -46,7 +46,8 @@ CREATE TABLE leases (
     ttl_s         REAL NOT NULL,
     created_at    REAL NOT NULL,
     granted_at    REAL,
-    last_call_at  REAL,               -- a call to any of its engines, as far as the relay saw it
+    last_call_at  REAL,               -- a call to any of its engines, or its first connection, as the relay saw it
+    idle_release_at REAL,             -- announced: it ends then, unless it is used before
     expires_at    REAL NOT NULL,
     ended_at      REAL,
     ended_because TEXT,
