@@ -14,6 +14,8 @@ def lease_table(lease: models.Lease, *, lost: str | None = None) -> str:
         facts = [lease.pool, f"place {lease.queue_position} in the queue for {lease.envs_wanted} engines"]
     if lost or lease.ended_because:
         facts = [lease.pool, lost or lease.ended_because or ""]
+    if lease.idle_release_at is not None and lost is None and lease.ended_because is None:
+        facts.append(f"unused: ends at {lease.idle_release_at:%H:%M:%S} UTC unless somebody plays")
     if lease.note:
         facts.append(lease.note)
     rows = "".join(

@@ -56,6 +56,7 @@ class Lease:
         self._addresses: dict[int, str] = {}
         self._claim = object()
         self._failing = ""
+        self._announced: datetime | None = None
         self._heartbeat = _start_heartbeat(self, api, first)
         self._on_collect = weakref.finalize(self, _abandon, self._owner, self._heartbeat, self._claim)
         self._on_collect.atexit = False
@@ -216,10 +217,19 @@ class Lease:
             case "renewed" if report.lease is not None:
                 self._accept(report.lease)
                 self._failing = ""
+                self._announce(report.lease.idle_release_at)
             case "failing":
                 self._worry("overdue" if report.overdue else "failing", report.text)
             case "lost":
                 self._lose(report.text)
+
+    def _announce(self, ends_at: datetime | None) -> None:
+        """Say once that the daemon will end the lease because nobody plays."""
+        if ends_at is not None and self._announced is None:
+            warn(
+                f"Lease {self.id} ends at {ends_at:%H:%M:%S} UTC, because none of its engines is used; play to keep it."
+            )
+        self._announced = ends_at
 
     def _worry(self, how: Literal["failing", "overdue"], text: str) -> None:
         """Warn once when heartbeats stop getting through, and once more when the lease may have expired."""

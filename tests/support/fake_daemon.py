@@ -99,6 +99,11 @@ class FakeDaemon:
         with self._changed:
             self._replace(self.leases[lease_id], rank)
 
+    def announce(self, lease_id: str, ends_at: datetime | None) -> None:
+        """Say that a lease ends because nobody plays, or that somebody does."""
+        with self._changed:
+            self._update(self.leases[lease_id], idle_release_at=ends_at)
+
     # ------------------------------------------------------------ the API
 
     def create(self, request: models.LeaseRequest, key: str | None) -> tuple[int, models.Lease]:

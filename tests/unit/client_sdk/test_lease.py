@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from datetime import datetime, timezone
 
 import pytest
 
@@ -250,6 +251,19 @@ def test_lost_lease_says_why(
             lease.refresh()
         assert caught.value.lease_id == lease.id
     assert capsys.readouterr().err.count("is lost") == 1
+
+
+def test_announced_end_is_passed_on(
+    daemon: FakeDaemon, host: Cornerman, wait_until: WaitUntil, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the daemon announces that it will end an unused lease, its holder is told once, and sees it in the table."""
+    daemon.ttl_s = 6.0
+    with host.lease(envs=1) as lease:
+        daemon.announce(lease.id, datetime(2030, 1, 1, 12, 34, 56, tzinfo=timezone.utc))
+        before = len(daemon.renewals)
+        wait_until(lambda: len(daemon.renewals) >= before + 2, 60)
+        wait_until(lambda: "12:34:56" in lease._repr_html_(), 20)
+    assert capsys.readouterr().err.count("ends at 12:34:56 UTC") == 1
 
 
 def test_refresh_finds_out_at_once(daemon: FakeDaemon, host: Cornerman) -> None:
