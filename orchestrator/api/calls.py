@@ -24,7 +24,6 @@ _WORDS = {
     403: "The token's scope or quota does not reach that far",
     404: "No such thing, or not yours to see",
     409: "Contradicts how things are now",
-    408: "The body did not arrive in time",
     410: "The lease has ended",
     413: "Body above 64 KiB",
     415: "Body is not JSON",
@@ -144,7 +143,7 @@ def _refusals(call: Call, refuses: tuple[int, ...]) -> dict[int, dict[str, Any]]
     if call.scope not in (None, Scope.READ):
         statuses.add(403)
     if call.has_body:
-        statuses |= {408, 413, 415}
+        statuses |= {413, 415}
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
     return {status: {"description": _WORDS[status], "content": {MIMETYPE: schema}} for status in sorted(statuses)}
 

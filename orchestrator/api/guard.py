@@ -53,7 +53,7 @@ class Guard:
         response.headers.extend(_HEADERS)
         response.headers["Request-Id"] = g.get("request_id", "")
         response.headers.setdefault("Cache-Control", "no-store")
-        if response.status_code in (408, 413):
+        if response.status_code == 413:
             response.headers["Connection"] = "close"
         return response
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from orchestrator.errors import Unavailable
 
 RESERVE = 4
-ARRIVING = 8
+ARRIVING = 16
 PATIENCE_S = 0.25
 BODY_PATIENCE_S = 0.05
 

@@ -44,12 +44,6 @@ class WrongMethod(Refused):
     status, slug, title = 405, "wrong-method", "Wrong method"
 
 
-class TooSlow(Refused):
-    """The body did not arrive in time."""
-
-    status, slug, title = 408, "too-slow", "Too slow"
-
-
 class TooLarge(Refused):
     """The body is larger than any request can be."""
 

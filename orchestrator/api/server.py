@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import structlog
+from granian._granian import SocketHolder
 from granian.constants import HTTPModes, Interfaces
 from granian.log import LogLevels
 from granian.server import MTServer
@@ -34,6 +36,7 @@ from orchestrator.store.database import Database
 
 ENDS_WITHIN_S = 3.0
 MOST_CONNECTIONS = 8192
+BACKLOG = 2048
 _M_ARENA_MAX = -8
 
 
@@ -55,7 +58,6 @@ class Server(MTServer):
             blocking_threads_idle_timeout=600,
             http=HTTPModes.http1,  # one connection is one call at a time, so that the lanes mean what they say
             websockets=False,
-            backlog=2048,
             backpressure=MOST_CONNECTIONS,  # connections, also silent ones
             ssl_cert=certificate,
             ssl_key=key,
@@ -66,7 +68,6 @@ class Server(MTServer):
 
     def run(self) -> None:
         """Serve until told to end."""
-        _claim(self.bind_addr, self.bind_port)
         self.serve(target_loader=lambda: self._app, wrap_loader=False)
 
     def end(self) -> None:
@@ -83,18 +84,38 @@ class Server(MTServer):
     def signal_handler_reload(self, _signum: int = 0, _frame: FrameType | None = None) -> None:
         """SIGHUP: there is nothing to reload; granian would start a second worker."""
 
+    def _init_shared_socket(self) -> None:
+        """granian's own would share the port with any other server, silently."""
+        listener = listen(self.bind_addr, self.bind_port).detach()
+        self._shd: Any = SocketHolder(listener, False, BACKLOG)  # type: ignore[call-arg]
+
     def _check_gil(self) -> None:
         """granian would refuse an interpreter with a lock here."""
 
 
-def _claim(host: str, port: int) -> None:
-    """Raise OSError unless that port can be had: granian itself would share it with another server."""
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that no other server shares, and whose connections end when their other side is dead."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
-    with socket.socket(family, kind, protocol) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        trial.bind(address)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000),
+        ):
+            listener.setsockopt(level, option, value)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def serve(config: Config) -> None:
