@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -101,6 +102,7 @@ class PoolService:
         self._alive_at = self._tidied_at = -1e9
         self._host_fault = ""
         self._unreachable: frozenset[str] = frozenset()
+        self._known, self._stamp = planning.Snapshot(pools=()), (-1, -1, -1)  # what was read last, and when
 
     # ------------------------------------------------------------ the loop
 
@@ -182,17 +184,18 @@ class PoolService:
         self._tidy(now)
 
     def _snapshot(self) -> planning.Snapshot:
-        busy = self._jobs.busy()
-        with self._database.read() as db:
-            return planning.Snapshot(
-                pools=tuple(pools.all_of(db, self._policies)),
-                engines=tuple(engines.live(db)),
-                leases=tuple(leases.live(db)),
-                empty_slots=tuple(leases.empty_slots(db)),
-                busy=busy,
-                unreachable=self._unreachable,
-                max_removing=self._removers,
-            )
+        busy, stamp = self._jobs.busy(), self._database.stamp()
+        if stamp != self._stamp:
+            with self._database.read() as db:
+                self._known = planning.Snapshot(
+                    pools=tuple(pools.all_of(db, self._policies)),
+                    engines=tuple(engines.live(db)),
+                    leases=tuple(leases.live(db)),
+                    empty_slots=tuple(leases.empty_slots(db)),
+                    max_removing=self._removers,
+                )
+            self._stamp = stamp
+        return replace(self._known, busy=busy, unreachable=self._unreachable)
 
     def _try(self, command: planning.Command) -> None:
         """One command that cannot be carried out must not keep the others from it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 import time
@@ -28,10 +29,14 @@ POLL_S = 0.05
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
 
 
+_numbers = itertools.count()
+
+
 class _Connection:
     """A connection that closes itself when its thread ends."""
 
     def __init__(self, path: Path) -> None:
+        self.number = next(_numbers)
         self.raw = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self.raw.row_factory = sqlite3.Row
         try:
@@ -100,13 +105,16 @@ class Database:
             raise
 
     def _connection(self) -> sqlite3.Connection:
+        return self._own().raw
+
+    def _own(self) -> _Connection:
         connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = _Connection(self.path)
             self._local.connection = connection
             with self._all_lock:
                 self._all.add(connection)
-        return connection.raw
+        return connection
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
@@ -138,6 +146,11 @@ class Database:
         """A number that changes when any other connection has committed something."""
         (version,) = self._connection().execute("PRAGMA data_version").fetchone()
         return int(version)
+
+    def stamp(self) -> tuple[int, int, int]:
+        """While it stays the same, asked by one thread, nobody has committed anything: what was read before still holds."""
+        own = self._own()
+        return own.number, self.data_version(), own.raw.total_changes
 
     def close(self) -> None:
         """Close the connections of all threads; none may be in use."""

@@ -449,6 +449,32 @@ def test_a_question_is_answered_once_and_forgotten(database: Database) -> None:
 # ---------------------------------------------------------------- changes
 
 
+def test_a_stamp_stays_as_long_as_nothing_is_committed(database: Database) -> None:
+    """What the pool has read is read again after any commit, its own, another thread's or another process's, and only then."""
+    seen = [database.stamp()]
+
+    def changed() -> bool:
+        seen.append(database.stamp())
+        return seen[-1] != seen[-2]
+
+    assert not changed()
+    with database.read() as db:
+        meta.get(db, "a")
+    assert not changed()
+    _put(database, "a")
+    assert changed()
+    assert not changed()
+    other = threading.Thread(target=_put, args=(database, "b"))
+    other.start()
+    other.join()
+    assert changed()
+    stranger = Database.open(database.path)
+    _put(stranger, "c")
+    stranger.close()
+    assert changed()
+    assert not changed()
+
+
 def test_a_change_by_another_process_wakes_whoever_waits(database: Database) -> None:
     """API and pool are two processes, and each sees what the other wrote within a moment."""
     changes = Changes(database)
