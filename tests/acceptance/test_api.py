@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.lanes import ARRIVING
-from tests.support.api_server import ApiServer
+from tests.support.api_server import ApiServer, renew_for
 from tests.support.waiting import wait_until
 
 Serve = Callable[..., ApiServer]
@@ -172,39 +171,13 @@ def test_every_peer_that_is_silent_or_slow_waits_alone(serve: Serve) -> None:
         pollers = [undo.enter_context(server.client()) for _ in range(200)]
         for poller in pollers:
             poller.send("GET", f"/v1/leases/{waiting['id']}?wait_s=30")
-        worst_s = _renew_for(server, seconds=5, leases=8)
+        worst_s = renew_for(server, seconds=5, leases=8)
         assert worst_s < 1.0
         assert len(silent) == 250
         answers = [poller.receive() for poller in pollers[-180:]]
     refused = [headers["Retry-After"] for status, headers, _ in answers if status == 503]
     assert len(refused) >= 200 - server.config.server.streams - 20
     assert all(int(retry) >= 1 for retry in refused)
-
-
-def _renew_for(server: ApiServer, *, seconds: float, leases: int) -> float:
-    """Several holders renew their leases one after the other; the slowest heartbeat's time."""
-    worst = [0.0] * leases
-
-    def hold(number: int) -> None:
-        with server.client() as client:
-            status, lease = client.call("POST", "/v1/leases", {"envs": 1, "wait": False, "note": str(number)})
-            assert status in (201, 409), lease
-            if status == 409:  # behind the one that waits for 400
-                status, lease = client.call("POST", "/v1/leases", {"envs": 1, "wait": True})
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                began = time.monotonic()
-                assert client.call("POST", f"/v1/leases/{lease['id']}/renew")[0] == 200
-                worst[number] = max(worst[number], time.monotonic() - began)
-                time.sleep(0.1)
-
-    threads = [threading.Thread(target=hold, args=(number,)) for number in range(leases)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert all(worst)
-    return max(worst)
 
 
 def test_bodies_that_never_arrive_hold_up_nobody(serve: Serve) -> None:

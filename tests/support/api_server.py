@@ -159,3 +159,29 @@ class Client:
         self.send(method, path, body, **headers)
         status, _, data = self.receive(method)
         return status, json.loads(data) if data else None
+
+
+def renew_for(server: ApiServer, *, seconds: float, leases: int) -> float:
+    """Several holders renew their leases one after the other; the slowest heartbeat's time."""
+    worst = [0.0] * leases
+
+    def hold(number: int) -> None:
+        with server.client() as client:
+            status, lease = client.call("POST", "/v1/leases", {"envs": 1, "wait": False, "note": str(number)})
+            assert status in (201, 409), lease
+            if status == 409:  # behind the one that waits for 400
+                status, lease = client.call("POST", "/v1/leases", {"envs": 1, "wait": True})
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                began = time.monotonic()
+                assert client.call("POST", f"/v1/leases/{lease['id']}/renew")[0] == 200
+                worst[number] = max(worst[number], time.monotonic() - began)
+                time.sleep(0.1)
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in range(leases)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(worst)
+    return max(worst)
