@@ -8,7 +8,7 @@ import reprlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Literal, NoReturn, SupportsIndex
+from typing import NoReturn, SupportsIndex, TypedDict, get_args
 
 from pydantic import ValidationError
 
@@ -16,12 +16,13 @@ from client_sdk import models
 from client_sdk._api import Api
 from client_sdk._errors import CornermanError, WaitTimeout, WrongArgument
 from client_sdk._http import Session
-from client_sdk._lease import Lease, open_leases
+from client_sdk._lease import Lease, Local, Via, open_leases
 from client_sdk._progress import Progress
 from client_sdk._url import from_environment
 from client_sdk.models import DEFAULT_TTL_S, ENDED_LEASE_STATES, LeaseState
 
 _POLL_S = 10.0
+_TIMED, _LONGEST_CALL_S = ("env_init", "reset", "step", "close", "shutdown"), 3600.0
 
 
 class Cornerman:
@@ -47,26 +48,32 @@ class Cornerman:
         timeout_s: float | None = None,
         labels: Mapping[str, str] | None = None,
         note: str = "",
-        via: Literal["direct"] = "direct",
+        via: Via | None = None,
+        local: Local = "sockets",
+        deadlines_s: Mapping[str, float] | None = None,
     ) -> Lease:
         """Lease ``envs`` engines of ``pool`` (or of the host's default one), all or nothing.
 
         With ``wait`` it queues for them, at most ``timeout_s`` seconds, else PoolExhausted is raised when they are not
         all ready. The lease ends ``ttl_s`` seconds after its last heartbeat.
+
+        Steps go ``via`` an encrypted "tunnel", or "direct" to the engines' ports; left out, directly if the host is this
+        machine, else by the tunnel. Its ``local`` end is Unix "sockets", or "ports" of 127.0.0.1 for a client that cannot
+        use those. ``deadlines_s`` is how long a call may take there, by "env_init", "reset" and "step".
         """
-        if via != "direct":
-            raise WrongArgument(f"via={via!r} is not known to this version of the SDK; leave it out.")
+        how = _way(via or ("direct" if self._api.session.target.is_loopback else "tunnel"), local, deadlines_s)
         request = _request(envs=envs, pool=pool, ttl_s=ttl_s, wait=wait, labels=labels, note=note)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         first = self._create(request)
         try:
-            lease = Lease(self._api, first)
+            lease = Lease(self._api, first, **how)
         except BaseException:  # no heartbeats, so no lease
             with contextlib.suppress(CornermanError):
                 self._api.release(first.id)
             raise
         try:
             self._wait(lease, request.envs, deadline, timeout_s)
+            lease._connect()
         except BaseException:
             _release_whatever_comes(lease)
             raise
@@ -109,6 +116,28 @@ class Cornerman:
                 lease.wait(within_s=_POLL_S if deadline is None else min(_POLL_S, deadline - now))
         finally:
             progress.done()
+
+
+class _Way(TypedDict):
+    via: Via
+    local: Local
+    deadlines_s: dict[str, float]
+
+
+def _way(via: Via, local: Local, deadlines_s: Mapping[str, float] | None) -> _Way:
+    """How steps travel, checked before anything is leased."""
+    if via not in get_args(Via):
+        raise WrongArgument(f'via={via!r} is not known; it is "tunnel" or "direct".')
+    if local not in get_args(Local):
+        raise WrongArgument(f'local={local!r} is not known; it is "sockets" or "ports".')
+    deadlines = dict(deadlines_s or {})
+    for name, seconds in deadlines.items():
+        if name not in _TIMED or not 0.1 <= seconds <= _LONGEST_CALL_S:
+            raise WrongArgument(
+                f"deadlines_s cannot have {name!r}: {seconds!r}; it has seconds from 0.1 to {_LONGEST_CALL_S:.0f} for "
+                f"{', '.join(_TIMED)}."
+            )
+    return {"via": via, "local": local, "deadlines_s": deadlines}
 
 
 def _waiting_text(lease: Lease, envs: int) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import grpc.aio
 
-from client_sdk._line import CallFault, Line, LineLost
+from client_sdk._line import CallFault, Line
 from client_sdk.wire import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Method
 
 _OPTIONS = (
@@ -43,8 +43,6 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return (await self._line.call(self._rank, method, request)).data
             except CallFault as fault:
                 await context.abort(_CODES.get(fault.status, grpc.StatusCode.UNKNOWN), fault.text)
-            except LineLost as lost:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(lost))
             raise AssertionError("abort always raises")
 
         return handle
@@ -61,14 +59,21 @@ class Gateways:
         """Listen on ``folder/RANK.sock`` and return the addresses as the stock client takes them, by rank."""
         return [await self._open(rank, f"unix:{folder / f'{rank}.sock'}") for rank in self._line.ranks]
 
-    async def open_ports(self) -> list[str]:
-        """Listen on free ports of 127.0.0.1 and return the addresses by rank; any user of this machine can connect."""
-        return [await self._open(rank, "127.0.0.1:0") for rank in self._line.ranks]
+    async def open_ports(self, ports: Sequence[int] = ()) -> list[str]:
+        """Listen on these ports of 127.0.0.1, or on free ones, and return the addresses by rank.
+
+        Any user of this machine can connect.
+        """
+        wanted = dict(zip(self._line.ranks, ports, strict=False))
+        return [await self._open(rank, f"127.0.0.1:{wanted.get(rank, 0)}") for rank in self._line.ranks]
 
     async def _open(self, rank: int, address: str) -> str:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((Gateway(self._line, rank),))
-        port = server.add_insecure_port(address)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as fault:
+            raise OSError(f"{address} cannot be listened on") from fault
         await server.start()
         self._servers.append(server)
         return address if address.startswith("unix:") else f"127.0.0.1:{port}"

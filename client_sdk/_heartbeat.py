@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from client_sdk._api import Api
 from client_sdk._errors import HeartbeatFault
@@ -24,15 +24,14 @@ _PACKAGE = Path(__file__).resolve().parent
 # Isolated (-I): neither the working directory nor PYTHON* variables nor the user's site may slip modules in. What the
 # kernel can import comes after what the interpreter itself finds, and this very copy of client_sdk before everything.
 _BOOT = """
-import importlib.util, sys
-package, *paths = sys.argv[1:]
+import importlib, importlib.util, sys
+package, module, *paths = sys.argv[1:]
 sys.path += [path for path in paths if path not in sys.path]
 spec = importlib.util.spec_from_file_location(
     "client_sdk", package + "/__init__.py", submodule_search_locations=[package])
 sys.modules["client_sdk"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["client_sdk"])
-from client_sdk._heartbeat_helper import main
-sys.exit(main())
+sys.exit(importlib.import_module(module).main())
 """
 _RESTART_PAUSES_S = (0.0, 0.2, 1.0)  # by the number of early deaths in a row; after those no further one is tried
 
@@ -41,10 +40,21 @@ class Heartbeat:
     """Keeps one lease alive from a process of its own until ``stop`` or ``hand_over``.
 
     ``hear`` is called with each report, on a thread of this object; ``warn`` with a sentence when the helper fails.
+    ``module`` has the helper's ``main``.
     """
 
-    def __init__(self, orders: Orders, *, hear: Callable[[Report], None], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        orders: Orders,
+        *,
+        hear: Callable[[Report], None],
+        warn: Callable[[str], None],
+        module: str = "client_sdk._heartbeat_helper",
+    ) -> None:
         self._orders = orders
+        self._module = module
+        self._more: BaseModel | None = None  # what a helper is told after its orders
+        self._telling = threading.RLock()
         self._hear = hear
         self._warn = warn
         self._owner = os.getpid()
@@ -67,6 +77,19 @@ class Heartbeat:
         self._process.kill()
         self._join()
 
+    def tell(self, more: BaseModel) -> None:
+        """Tell the helper, and any that follows it, something more than its orders."""
+        with self._telling:
+            self._more = more
+            self._write(self._process, more)
+
+    @staticmethod
+    def _write(process: subprocess.Popen[bytes], message: BaseModel) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # its end is noticed where its reports are read
+            process.stdin.write(message.model_dump_json().encode() + b"\n")
+            process.stdin.flush()
+
     def hand_over(self) -> None:
         """Let the helper release the lease and end by itself."""
         if self._forked():
@@ -88,7 +111,7 @@ class Heartbeat:
         paths = [path for path in sys.path if os.path.isabs(path)]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _BOOT, str(_PACKAGE), *paths],
+                [sys.executable, "-I", "-c", _BOOT, str(_PACKAGE), self._module, *paths],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,  # what is not a report is kept as the helper's last words
@@ -97,10 +120,8 @@ class Heartbeat:
             )
         except OSError as fault:
             raise HeartbeatFault(f"The heartbeat process could not be started: {fault.strerror}.") from fault
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed where its reports are read
-            process.stdin.write(orders.model_dump_json().encode() + b"\n")
-            process.stdin.flush()
+        for message in (orders, *([self._more] if self._more is not None else [])):
+            self._write(process, message)
         return process
 
     def _listen(self) -> None:
@@ -140,7 +161,8 @@ class Heartbeat:
         """Start another helper, trying until it works or is not needed any more; the new one renews at once."""
         while not self._over.wait(pause_s):
             try:
-                self._process = self._start(self._orders.model_copy(update={"due_at": time.monotonic()}))
+                with self._telling:
+                    self._process = self._start(self._orders.model_copy(update={"due_at": time.monotonic()}))
             except (HeartbeatFault, RuntimeError) as fault:  # RuntimeError: the interpreter is about to end
                 self._warn(str(fault))
                 pause_s = max(1.0, self._orders.ttl_s / 12)

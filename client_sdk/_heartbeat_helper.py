@@ -72,10 +72,12 @@ class Orders(BaseModel):
 class Report(BaseModel):
     """What the helper tells the kernel; the latest one says everything that the earlier ones said."""
 
-    event: Literal["started", "renewed", "failing", "lost"]
+    event: Literal["started", "renewed", "failing", "lost", "opened", "closed"]  # the last two come from a tunnel
     lease: models.Lease | None = None
     text: str = ""
     overdue: bool = False
+    addresses: list[str] = []  # opened: where the stock client finds its engines, by rank
+    untrusted: bool = False  # closed: who answers is not the host that is meant
 
     @classmethod
     def of(cls, outcome: Outcome) -> Report:

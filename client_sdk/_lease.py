@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, NoReturn
@@ -31,9 +31,13 @@ from client_sdk._heartbeat import Heartbeat
 from client_sdk._heartbeat_helper import Orders, Report
 from client_sdk._progress import warn
 from client_sdk._renewing import says_lost
+from client_sdk._tunnel_end import Tunnel
+from client_sdk._url import Target, is_loopback
 from client_sdk.models import ENDED_LEASE_STATES, MAX_WAIT_S, EnvState, LeaseState
 
 EXIT_TIMEOUT_S = 5.0
+Via = Literal["tunnel", "direct"]
+Local = Literal["sockets", "ports"]
 # All of this process: whoever waits for engines that an earlier cell of the same notebook holds is to be told so.
 open_leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
@@ -46,7 +50,15 @@ class Lease:
     A forked child may look at it, but neither keeps it alive nor releases it.
     """
 
-    def __init__(self, api: Api, first: models.Lease) -> None:
+    def __init__(
+        self,
+        api: Api,
+        first: models.Lease,
+        *,
+        via: Via = "direct",
+        local: Local = "sockets",
+        deadlines_s: Mapping[str, float] | None = None,
+    ) -> None:
         self._api = api
         self._now = first
         self._owner = os.getpid()
@@ -57,7 +69,8 @@ class Lease:
         self._claim = object()
         self._failing = ""
         self._announced: datetime | None = None
-        self._heartbeat = _start_heartbeat(self, api, first)
+        self._tunnel: Tunnel | None = None
+        self._heartbeat = self._start_heartbeat(first, via=via, local=local, deadlines_s=deadlines_s)
         self._on_collect = weakref.finalize(self, _abandon, self._owner, self._heartbeat, self._claim)
         self._on_collect.atexit = False
         self._on_exit = functools.partial(_release_at_exit, weakref.ref(self))
@@ -99,7 +112,12 @@ class Lease:
 
     @property
     def addresses(self) -> list[str]:
-        """``host:port`` by rank; of a slot that waits for its next engine, the former one's."""
+        """Where the stock client finds the engines, by rank: the tunnel's own, or ``host:port`` of each engine.
+
+        The tunnel's never change; directly, a slot that waits for its next engine has the former one's.
+        """
+        if self._tunnel is not None:
+            return self._tunnel.addresses
         return [env.address or self._addresses.get(env.rank, "replacing.invalid:0") for env in self.envs]
 
     @property
@@ -190,6 +208,40 @@ class Lease:
             asked_s = busy.retry_after_s if isinstance(busy, Unavailable) else None
             time.sleep(min(within_s, asked_s or 1.0, MAX_WAIT_S))
 
+    def _connect(self) -> None:
+        """Make the engines reachable, once they are granted; raises with the reason when they are not."""
+        target = self._api.session.target
+        if self._tunnel is None:
+            _check_reachable(self._now, target)
+        elif self._now.relay is not None:
+            try:
+                self._tunnel.open(self._now.relay)
+            except LeaseLost as lost:
+                self._lose(lost.reason)
+                raise
+            self._claim_addresses()
+        else:
+            raise ConnectionFault(
+                f"The host {target.authority} runs no relay: set enabled = true in its [relay], or lease with "
+                'via="direct", which is not encrypted.'
+            )
+
+    def _start_heartbeat(
+        self, first: models.Lease, *, via: Via, local: Local, deadlines_s: Mapping[str, float] | None
+    ) -> Heartbeat:
+        reference = weakref.WeakMethod(self._hear)  # the thread must not keep a lease that nobody holds any more
+
+        def hear(report: Report) -> None:
+            method = reference()
+            if method is not None:
+                method(report)
+
+        orders = Orders.to_keep(first, session=self._api.session)
+        if via == "direct":
+            return Heartbeat(orders, hear=hear, warn=warn)
+        self._tunnel = Tunnel(orders, hear=hear, warn=warn, ports=local == "ports", deadlines_s=deadlines_s)
+        return self._tunnel
+
     def _ask(self, question: Callable[[], models.Lease]) -> None:
         with self._told_if_lost():
             self._accept(question())
@@ -220,6 +272,10 @@ class Lease:
                 self._announce(report.lease.idle_release_at)
             case "failing":
                 self._worry("overdue" if report.overdue else "failing", report.text)
+            case "opened":
+                self._claim_addresses()
+            case "closed" if not self._over and self._lost is None:
+                warn(f"Lease {self.id} has no way to its engines any more. {report.text}")
             case "lost":
                 self._lose(report.text)
 
@@ -249,10 +305,14 @@ class Lease:
                 return
             self._now = now
             self._addresses.update({env.rank: env.address for env in now.envs if env.address is not None})
-            if now.state is LeaseState.ACTIVE:
-                claims.put(self._claim, self.diambra_envs)
+            self._claim_addresses()
         if now.state in ENDED_LEASE_STATES:
             self._lose(now.ended_because or f"it is {now.state.value}")
+
+    def _claim_addresses(self) -> None:
+        with self._lock:
+            if self.state is LeaseState.ACTIVE and self.addresses and not self._over and self._lost is None:
+                claims.put(self._claim, self.diambra_envs)
 
     def _lose(self, reason: str) -> None:
         if os.getpid() != self._owner:
@@ -295,15 +355,15 @@ class Lease:
             self._release(lambda: self._api.release(self.id, timeout_s=EXIT_TIMEOUT_S, patient=False))
 
 
-def _start_heartbeat(lease: Lease, api: Api, first: models.Lease) -> Heartbeat:
-    hear = weakref.WeakMethod(lease._hear)  # the thread must not keep a lease that nobody holds any more
-
-    def forward(report: Report) -> None:
-        method = hear()
-        if method is not None:
-            method(report)
-
-    return Heartbeat(Orders.to_keep(first, session=api.session), hear=forward, warn=warn)
+def _check_reachable(lease: models.Lease, target: Target) -> None:
+    """Refuse addresses that mean this machine when the host is another one."""
+    for env in lease.envs:
+        host = (env.address or "").rpartition(":")[0].strip("[]")
+        if host and is_loopback(host) and not target.is_loopback:
+            raise WrongArgument(
+                f'Pool {lease.pool} does not open its engines to other machines: leave out via="direct", or set '
+                'expose = "direct" for it on the host.'
+            )
 
 
 def _release_at_exit(reference: weakref.ref[Lease]) -> None:

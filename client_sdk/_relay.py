@@ -1,0 +1,65 @@
+"""From a lease's answer to its relay: which address, whom to trust, through which proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit, urlunsplit
+
+from requests.utils import get_environ_proxies
+
+from client_sdk import _trust
+from client_sdk._reach import Route
+from client_sdk._url import Target, is_loopback
+from client_sdk.models import Relay
+from client_sdk.wire import Method
+
+PATIENCE_AFTER_TTL_S = 60.0
+
+
+def route_to(
+    relay: Relay, target: Target, *, ca_pem: str | None, ttl_s: float, deadlines_s: Mapping[Method, float] | None = None
+) -> Route:
+    """The route to ``relay`` for whoever reaches its host's API as ``target``.
+
+    Calls wait for a broken line about as long as the lease can outlive it.
+    """
+    url = reachable(relay.url, target)
+    parts = urlsplit(url)
+    tls = parts.scheme == "wss"
+    pinned = target.ca_sha256 is not None
+    return Route(
+        url,
+        relay.token,
+        trusting=_trust.context(ca_pem if pinned else None) if tls else None,
+        server_hostname=(_trust.INTERNAL_NAME if pinned else parts.hostname) if tls else None,
+        proxy=_proxy(url),
+        deadlines_s=dict(deadlines_s or {}),
+        patience_s=ttl_s + PATIENCE_AFTER_TTL_S,
+    )
+
+
+def reachable(url: str, target: Target) -> str:
+    """The relay's URL, by the name that the API is reached by where the host cannot know better.
+
+    That is so if it takes itself for a machine of its own, or is reached through a forwarded port of this one.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if not (is_loopback(host) or target.is_loopback) or host == target.host:
+        return url
+    name = f"[{target.host}]" if ":" in target.host else target.host
+    netloc = name if parts.port is None else f"{name}:{parts.port}"
+    return urlunsplit(parts._replace(netloc=netloc))
+
+
+def _proxy(url: str) -> str | None:
+    """The environment's proxy for ``url``, as the API's calls take it; none to this machine itself."""
+    parts = urlsplit(url)
+    if is_loopback(parts.hostname or ""):
+        return None
+    scheme = "https" if parts.scheme == "wss" else "http"
+    found = get_environ_proxies(urlunsplit(parts._replace(scheme=scheme)), no_proxy=None)
+    proxy = found.get(scheme) or found.get("all")
+    if not proxy:
+        return None
+    return str(proxy) if "://" in proxy else f"http://{proxy}"
