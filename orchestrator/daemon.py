@@ -135,7 +135,7 @@ def _fake(_config: Config, instance: str) -> Runtime:
 def _probe(runtimes: Mapping[str, Runtime]) -> Probe:
     """Simulated engines listen on no socket: where a configuration has nothing else, they answer for themselves."""
     fake = runtimes.get("fake")
-    return fake.probe if fake is not None and len(runtimes) == 1 else GrpcProbe()  # type: ignore[attr-defined,no-any-return]
+    return fake.probe if fake is not None and len(runtimes) == 1 else GrpcProbe()  # type: ignore[attr-defined]
 
 
 class Daemon:
