@@ -139,7 +139,7 @@ def _settled(daemon: RealDaemon, there: Callable[[], list[Any]]) -> bool:
     return [engine.state for engine in live] == ["ready", "ready"] and found in (names, ports)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("rounds", [4, pytest.param(25, marks=pytest.mark.long)])
 def test_practice_engines_are_accounted_for(new_daemon: NewDaemon, rounds: int) -> None:
     """Report 13: after kills at random moments no engine is lost, leaked or leased twice, and every caller is served."""
@@ -189,7 +189,7 @@ class Player(threading.Thread):
             self.fault = fault
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:.*integratedGames.json")  # the stock client leaves it open
 @pytest.mark.parametrize("rounds", [3, pytest.param(15, marks=pytest.mark.long)])
 def test_games_in_docker_go_on(
@@ -228,7 +228,7 @@ def test_games_in_docker_go_on(
     assert "Traceback" not in daemon.log
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["kill", pytest.param("terminate", marks=pytest.mark.long)])
 def test_an_engine_host_that_restarts(
     new_daemon: NewDaemon, private_engine: PrivateEngine, practice_image: str, how: str
