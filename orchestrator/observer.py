@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from orchestrator import planning
+from orchestrator.commands import FailEngine, RemoveStray
 from orchestrator.errors import CornermanError, FaultKind, RuntimeFault
 from orchestrator.interfaces import Runtime
-from orchestrator.planning import FailEngine, RemoveStray
 from orchestrator.store import engines
 from orchestrator.store.database import Database
 

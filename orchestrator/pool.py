@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from orchestrator import planning, ports
+from orchestrator import commands, planning, ports
 from orchestrator.clock import ClockWatch
 from orchestrator.config import Config
 from orchestrator.engine_work import EngineWork
@@ -197,7 +197,7 @@ class PoolService:
             self._stamp = stamp
         return replace(self._known, busy=busy, unreachable=self._unreachable)
 
-    def _try(self, command: planning.Command) -> None:
+    def _try(self, command: commands.Command) -> None:
         """One command that cannot be carried out must not keep the others from it."""
         try:
             self._execute(command)
@@ -206,37 +206,37 @@ class PoolService:
         except Exception:  # a loop's edge
             log.exception("a command failed", command=repr(command))
 
-    def _execute(self, command: planning.Command) -> None:
+    def _execute(self, command: commands.Command) -> None:
         match command:
-            case planning.StartEngine(pool):
+            case commands.StartEngine(pool):
                 self._intend(pool)
-            case planning.LaunchEngine(engine_id):
+            case commands.LaunchEngine(engine_id):
                 self._jobs.submit(engine_id, "launch", lambda: self._starts.launch(engine_id))
-            case planning.ProbeEngines(pool, engine_ids):
+            case commands.ProbeEngines(pool, engine_ids):
                 self._jobs.submit(f"probe:{pool}", "probe", lambda: self._work.probe(pool, engine_ids))
-            case planning.FailEngine(engine_id, reason):
+            case commands.FailEngine(engine_id, reason):
                 self._jobs.submit(f"bury:{engine_id}", "bury", lambda: self._work.bury(engine_id, reason))
-            case planning.GiveUpStart(engine_id, reason):
+            case commands.GiveUpStart(engine_id, reason):
                 self._records.give_up_start(engine_id, reason)
-            case planning.RemoveEngine(engine_id):
+            case commands.RemoveEngine(engine_id):
                 self._jobs.submit(engine_id, "remove", lambda: self._work.remove(engine_id))
-            case planning.RemoveStray(runtime, handle, name):
+            case commands.RemoveStray(runtime, handle, name):
                 self._jobs.submit(f"stray:{handle}", "remove", lambda: self._remove_stray(runtime, handle, name))
-            case planning.ResolveImage(pool):
+            case commands.ResolveImage(pool):
                 self._jobs.submit(f"pool:{pool}", "resolve", lambda: self._starts.resolve(pool))
-            case planning.CallWell(pool):
+            case commands.CallWell(pool):
                 self._records.call_well(pool)
-            case planning.RetireEngine(engine_id, reason):
+            case commands.RetireEngine(engine_id, reason):
                 self._retire(engine_id, reason)
-            case planning.GrantLease(lease_id):
+            case commands.GrantLease(lease_id):
                 self._leasing.grant(lease_id)
-            case planning.FillSlot(lease_id, rank):
+            case commands.FillSlot(lease_id, rank):
                 self._leasing.fill_slot(lease_id, rank)
-            case planning.ExpireLease(lease_id, because):
+            case commands.ExpireLease(lease_id, because):
                 self._leasing.finish(lease_id, LeaseState.EXPIRED, because, if_expired=True)
-            case planning.WarnIdle(lease_id, ends_at):
+            case commands.WarnIdle(lease_id, ends_at):
                 self._leasing.warn_idle(lease_id, ends_at)
-            case planning.FailLease(lease_id, because):
+            case commands.FailLease(lease_id, because):
                 self._leasing.finish(lease_id, LeaseState.FAILED, because)
 
     # ------------------------------------------------------------ what is done at once

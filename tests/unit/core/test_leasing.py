@@ -338,6 +338,30 @@ def test_renewing_does_not_carry_a_lease_beyond_the_longest_time(desk: Callable[
     assert here.leasing.finish(lease_id, LeaseState.EXPIRED, "the longest time", if_expired=True)
 
 
+def test_a_lease_that_is_used_again_does_not_end_for_idleness(desk: Callable[..., Desk]) -> None:
+    """Report 17: of a call to one of its engines and the end for idleness exactly one wins, and the notice is taken back."""
+    here = desk(idle_release_s=1800.0)
+    lease_id = here.ask(ttl_s=3600.0).lease.id
+
+    def call() -> None:
+        with here.database.write() as db:
+            here.leasing.note_called(db, lease_id, here.clock.now())
+
+    assert not here.leasing.warn_idle(lease_id, START + 1800)  # the relay has not seen it yet
+    call()
+    here.clock.pass_s(1500)
+    assert here.leasing.warn_idle(lease_id, START + 1800)
+    assert not here.leasing.warn_idle(lease_id, START + 1800)
+    call()
+    here.clock.pass_s(300)
+    assert not here.leasing.finish(lease_id, LeaseState.EXPIRED, "idle", if_expired=True)
+    here.clock.pass_s(1200)
+    assert here.leasing.warn_idle(lease_id, START + 3300)
+    here.clock.pass_s(300)
+    here.leasing.renew(ALICE, lease_id)
+    assert here.leasing.finish(lease_id, LeaseState.EXPIRED, "idle", if_expired=True)
+
+
 def test_a_waiting_lease_is_renewed_like_an_active_one(desk: Callable[..., Desk]) -> None:
     """Report 9: who goes on asking stays in the queue, and who does not is handed nothing."""
     here = desk(0)

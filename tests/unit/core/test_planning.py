@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.interfaces import Seen
-from orchestrator.model import Engine, EngineState, LeaseState, Pool
-from orchestrator.planning import (
+from orchestrator.commands import (
     CallWell,
     ExpireLease,
     FailEngine,
@@ -25,12 +23,12 @@ from orchestrator.planning import (
     RemoveStray,
     ResolveImage,
     RetireEngine,
-    Snapshot,
     StartEngine,
-    plan,
-    reconcile,
-    wanted,
+    WarnIdle,
 )
+from orchestrator.interfaces import Seen
+from orchestrator.model import Engine, EngineState, LeaseState, Pool
+from orchestrator.planning import Snapshot, plan, reconcile, wanted
 from tests.support.core import START, a_hole, a_lease, a_pool, an_engine
 
 NOW = START + 1.0
@@ -189,6 +187,28 @@ def test_max_lease_s_does_not_count_the_time_in_the_queue() -> None:
     """Report 11: the longest time a lease may last begins when it gets its engines."""
     lease = a_lease(0, PENDING, created_at=START - 500, expires_at=START + 9999)
     assert planned(ExpireLease, a_pool(max_lease_s=100.0), leases=(lease,)) == []
+
+
+def test_a_lease_whose_engines_nobody_calls_is_announced_and_then_ends() -> None:
+    """Report 11: five minutes before a forgotten notebook's lease ends its holder is told; one that the relay never saw is left alone."""
+    pool = a_pool(idle_release_s=1800.0)
+    idle = a_lease(0, expires_at=START + 9999, last_call_at=START)
+    unseen = a_lease(1, expires_at=START + 9999)
+    assert planned(WarnIdle, pool, leases=(idle, unseen), now=START + 1499) == []
+    assert planned(WarnIdle, pool, leases=(idle, unseen), now=START + 1500) == [WarnIdle("l0", START + 1800)]
+    told = replace(idle, idle_release_at=START + 1800)
+    assert planned(WarnIdle, pool, leases=(told,), now=START + 1600) == []
+    assert planned(ExpireLease, pool, leases=(told,), now=START + 1799) == []
+    (ended,) = planned(ExpireLease, pool, leases=(told,), now=START + 1800)
+    assert "1800 s" in ended.because
+    assert planned(ExpireLease, a_pool(), leases=(told,), now=START + 1900) == []
+
+
+def test_a_notice_of_idleness_is_a_whole_one_however_late() -> None:
+    """Report 18: a daemon that was away for an hour does not end idle leases without notice."""
+    idle = a_lease(0, expires_at=START + 99999, last_call_at=START)
+    pool = a_pool(idle_release_s=1800.0)
+    assert planned(WarnIdle, pool, leases=(idle,), now=START + 7200) == [WarnIdle("l0", START + 7500)]
 
 
 def test_a_slot_that_eats_engines_fails_its_lease_with_the_reason() -> None:

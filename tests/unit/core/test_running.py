@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 from client_sdk.models import EnvState
 from orchestrator import ports
 from orchestrator.clock import ClockWatch
+from orchestrator.commands import FailEngine, RemoveStray
 from orchestrator.errors import FaultKind, RuntimeFault
 from orchestrator.jobs import Jobs
 from orchestrator.leasing import Ask, Leasing
 from orchestrator.model import Engine, EngineState, LeaseState
 from orchestrator.observer import Observer
-from orchestrator.planning import FailEngine, RemoveStray
 from orchestrator.policies import policies
 from orchestrator.pool import PoolService
 from orchestrator.runtimes.fake import FakeHost, FakeRuntime
