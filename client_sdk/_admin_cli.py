@@ -24,14 +24,13 @@ FOLLOW_EVERY_S = 1.0
 
 
 def _host_options(*, admin: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds --url and --dir, and hands the command the session they lead to."""
+    """Adds --dir, and hands the command the session it leads to; no string is an argument, where others could read it."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @click.option("--url", help="Connection string.  [default: CORNERMAN_URL, else this machine's admin.url]")
-        @click.option("--dir", "folder", type=click.Path(path_type=Path), help="The folder that was given to init.")
+        @click.option("--dir", "folder", type=click.Path(path_type=Path), help="The folder that was given to init.  [default: CORNERMAN_URL, else this machine's]")
         @wraps(command)
-        def run(*arguments: Any, url: str | None, folder: Path | None, **options: Any) -> None:
-            session = Session(_local.target(url, folder, admin=admin))
+        def run(*arguments: Any, folder: Path | None, **options: Any) -> None:
+            session = Session(_local.target(folder, admin=admin))
             with contextlib.closing(session):
                 command(session, *arguments, **options)
 

@@ -14,13 +14,11 @@ ADMIN_URL_NAME = "admin.url"
 SYSTEM_FOLDER = Path("/etc/cornerman")
 
 
-def target(url: str | None, folder: Path | None, *, admin: bool) -> Target:
-    """The host to talk to: ``url``, ``CORNERMAN_URL``, or the one set up on this machine (below ``folder``).
+def target(folder: Path | None, *, admin: bool) -> Target:
+    """The host to talk to: ``CORNERMAN_URL``, or the one set up on this machine (below ``folder``).
 
     When ``CORNERMAN_URL`` names the host of this machine, an ``admin`` command takes the administrator's string all the same.
     """
-    if url is not None:
-        return parse(url)
     local = _local(folder)
     if folder is not None:
         if local is None:

@@ -43,6 +43,10 @@ class RetireQuery(Query):
     now: bool = Field(default=False, description="true: replace it in its lease at once")
 
 
+def _view(engine: Engine, stats: dict[str, Any] | None) -> models.Engine:
+    return views.engine(engine, stats, services().policies)
+
+
 def register(calls: Calls) -> None:
     """Add the calls about engines."""
     inquiries = Inquiries()
@@ -57,7 +61,7 @@ def register(calls: Calls) -> None:
         if query.state:
             found = [engine for engine in found if engine.state in query.state]
         stats = usage(found)
-        return answer(models.EngineList(engines=[views.engine(engine, stats.get(engine.id)) for engine in found]))
+        return answer(models.EngineList(engines=[_view(engine, stats.get(engine.id)) for engine in found]))
 
     @calls.add(
         "get", "/v1/engines/<engine_id>", tag="engines", scope=Scope.READ, answers={200: models.Engine}, refuses=(404,)
@@ -65,7 +69,7 @@ def register(calls: Calls) -> None:
     def show_engine(path: EnginePath) -> Response:
         """An engine with its state, since when, why, port, container, CPU and memory"""
         engine = visible(path.engine_id)
-        return answer(views.engine(engine, usage([engine]).get(engine.id)))
+        return answer(_view(engine, usage([engine]).get(engine.id)))
 
     @calls.add(
         "get",
@@ -98,7 +102,7 @@ def register(calls: Calls) -> None:
     def retire_engine(path: EnginePath, query: RetireQuery) -> Response:
         """Get rid of an engine: a leased one ends with its lease, or is replaced at once with now=true"""
         engine = services().administration.retire(caller(), path.engine_id, at_once=query.now)
-        return answer(views.engine(engine, None), 202, location=f"/v1/engines/{engine.id}")
+        return answer(_view(engine, None), 202, location=f"/v1/engines/{engine.id}")
 
     def visible(engine_id: str) -> Engine:
         with services().database.read() as db:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from client_sdk import models
 from orchestrator import planning
 from orchestrator.leasing import LeaseView
-from orchestrator.model import Engine, EngineState, LeaseState, Pool
+from orchestrator.model import Engine, EngineState, LeaseState, Policy, Pool
 from orchestrator.store import engines, events, leases, meta, principals
 
 _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
@@ -47,8 +48,9 @@ def lease(view: LeaseView, relay: models.Relay | None = None) -> models.Lease:
     )
 
 
-def engine(inner: Engine, stats: dict[str, Any] | None) -> models.Engine:
-    """An engine; ``stats`` is what the pool process said of its usage."""
+def engine(inner: Engine, stats: dict[str, Any] | None, policies: Mapping[str, Policy]) -> models.Engine:
+    """An engine by the host that its clients reach it by; ``stats`` is what the pool process said of its usage."""
+    policy = policies.get(inner.pool)
     stats = stats or {}
     return models.Engine(
         id=inner.id,
@@ -58,7 +60,7 @@ def engine(inner: Engine, stats: dict[str, Any] | None) -> models.Engine:
         reason=inner.reason,
         lease_id=inner.lease_id,
         rank=inner.rank,
-        host=inner.host,
+        host=policy.advertise if policy else inner.host,
         port=inner.port,
         container=inner.handle,
         image=inner.image,

@@ -116,7 +116,7 @@ def test_a_lost_admin_string_can_be_made_anew(own: RealDaemon) -> None:
     done = own.run("init", "--dir", str(own.folder), "--renew-admin")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert own.run("token", "list", "--dir", str(own.folder)).returncode == 0
-    wait_until(lambda: own.run("token", "list", "--url", old).returncode == 1, 10)
+    wait_until(lambda: own.run("token", "list", environ={"CORNERMAN_URL": old}).returncode == 1, 10)
 
 
 # ---------------------------------------------------------------- serve: what keeps it from running
@@ -382,7 +382,7 @@ def test_a_token_is_made_used_listed_and_revoked(host: RealDaemon) -> None:
 def test_only_an_administrator_looks_after_a_host(host: RealDaemon) -> None:
     """With a string of lease scope the commands of administrators are refused in one sentence."""
     for command in (["token", "list"], ["pool", "set", "default", "--pause"], ["token", "create", "mallory"]):
-        done = host.run(*command, "--url", host.url)
+        done = host.run(*command, environ={"CORNERMAN_URL": host.url})
         assert done.returncode == 1
         assert "admin scope" in done.stderr
         assert host.url not in done.stderr
