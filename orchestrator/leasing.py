@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from client_sdk.models import EnvState
 from orchestrator import planning
-from orchestrator.errors import Conflict, Forbidden, LeaseEnded, NotFound, PoolExhausted, QuotaExceeded, Unprocessable
+from orchestrator.errors import Conflict, LeaseEnded, NotFound, PoolExhausted, QuotaExceeded, Unprocessable
 from orchestrator.interfaces import Now
 from orchestrator.model import (
     Caller,
@@ -421,9 +421,3 @@ def _may_serve_again(engine: Engine, policy: Policy, now: float) -> bool:
         and engine.uses < policy.max_uses
         and (policy.max_age_s is None or now - engine.created_at <= policy.max_age_s)
     )
-
-
-def require_admin(caller: Caller) -> None:
-    """Raise Forbidden unless the caller is an administrator."""
-    if not caller.is_admin:
-        raise Forbidden("This needs a token of admin scope: ask whoever runs this host.")
