@@ -39,7 +39,7 @@ def leases(found: Sequence[models.Lease], *, now: datetime) -> str:
 def engines(found: Sequence[models.Engine], *, now: datetime) -> str:
     """One line for each engine."""
     return table(
-        ["ENGINE", "STATE", "SINCE", "POOL", "ADDRESS", "LEASE", "RANK", "CPU", "MEMORY", "REASON"],
+        ["ENGINE", "STATE", "SINCE", "POOL", "ADDRESS", "LEASE", "RANK", *_CARRIED, "CPU", "MEMORY", "REASON"],
         [
             [
                 engine.id,
@@ -49,6 +49,7 @@ def engines(found: Sequence[models.Engine], *, now: datetime) -> str:
                 f"{engine.host}:{engine.port}",
                 engine.lease_id or "",
                 "" if engine.rank is None else str(engine.rank),
+                *_carried(engine.lane),
                 "" if engine.cpu_percent is None else f"{engine.cpu_percent:.0f}%",
                 "" if engine.memory_bytes is None else f"{engine.memory_bytes / 2**20:.0f}M",
                 engine.reason or "",
@@ -56,6 +57,16 @@ def engines(found: Sequence[models.Engine], *, now: datetime) -> str:
             for engine in found
         ],
     )
+
+
+_CARRIED = ("STEPS", "STEPS/S", "RATIO")
+
+
+def _carried(lane: models.LaneStats | None) -> tuple[str, str, str]:
+    """What went through the relay: steps, how many a second lately, and how far their bytes shrank."""
+    if lane is None:
+        return "", "", ""
+    return str(lane.steps), f"{lane.steps_per_s:.1f}", "" if lane.ratio is None else f"{lane.ratio:.1f}"
 
 
 def utc_now() -> datetime:

@@ -156,6 +156,11 @@ def answer(model: BaseModel, status: int = 200, *, location: str | None = None) 
     return response
 
 
+def binary_answer(description: str, mimetype: str) -> dict[str, Any]:
+    """Describes an answer of bytes."""
+    return {"description": description, "content": {mimetype: {"schema": {"type": "string", "format": "binary"}}}}
+
+
 def text_answer(description: str, mimetype: str) -> dict[str, Any]:
     """Describes an answer that is not JSON."""
     return {"description": description, "content": {mimetype: {"schema": {"type": "string"}}}}

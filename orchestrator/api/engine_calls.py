@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sqlite3
 from typing import Any
 
@@ -10,12 +11,12 @@ from pydantic import Field
 
 from client_sdk import models
 from orchestrator.api import views
-from orchestrator.api.calls import Calls, Path, Query, answer
+from orchestrator.api.calls import Calls, Path, Query, answer, binary_answer
 from orchestrator.api.services import caller, services
-from orchestrator.api.waiting import LOGS_WITHIN_S, STATS_WITHIN_S, Inquiries
+from orchestrator.api.waiting import FRAME_WITHIN_S, LOGS_WITHIN_S, STATS_WITHIN_S, Inquiries
 from orchestrator.errors import NotFound, Unavailable
 from orchestrator.model import Caller, Engine, EngineState, Scope
-from orchestrator.store import engines, leases
+from orchestrator.store import engines, leases, meters
 
 
 class EnginePath(Path):
@@ -43,8 +44,8 @@ class RetireQuery(Query):
     now: bool = Field(default=False, description="true: replace it in its lease at once")
 
 
-def _view(engine: Engine, stats: dict[str, Any] | None) -> models.Engine:
-    return views.engine(engine, stats, services().policies)
+def _view(engine: Engine, stats: dict[str, Any] | None, carried: models.LaneStats | None = None) -> models.Engine:
+    return views.engine(engine, stats, services().policies, carried)
 
 
 def register(calls: Calls) -> None:
@@ -60,8 +61,10 @@ def register(calls: Calls) -> None:
             found = [engine for engine in found if engine.pool == query.pool]
         if query.state:
             found = [engine for engine in found if engine.state in query.state]
-        stats = usage(found)
-        return answer(models.EngineList(engines=[_view(engine, stats.get(engine.id)) for engine in found]))
+        stats, lanes = usage(found), carried(found)
+        return answer(
+            models.EngineList(engines=[_view(engine, stats.get(engine.id), lanes.get(engine.id)) for engine in found])
+        )
 
     @calls.add(
         "get", "/v1/engines/<engine_id>", tag="engines", scope=Scope.READ, answers={200: models.Engine}, refuses=(404,)
@@ -69,7 +72,7 @@ def register(calls: Calls) -> None:
     def show_engine(path: EnginePath) -> Response:
         """An engine with its state, since when, why, port, container, CPU and memory"""
         engine = visible(path.engine_id)
-        return answer(_view(engine, usage([engine]).get(engine.id)))
+        return answer(_view(engine, usage([engine]).get(engine.id), carried([engine]).get(engine.id)))
 
     @calls.add(
         "get",
@@ -92,6 +95,29 @@ def register(calls: Calls) -> None:
         return answer(models.EngineLogs(engine_id=engine.id, lines=answered["lines"]))
 
     @calls.add(
+        "get",
+        "/v1/engines/<engine_id>/frame.webp",
+        tag="engines",
+        scope=Scope.READ,
+        answers={200: binary_answer("The picture", "image/webp")},
+        refuses=(404,),
+    )
+    def engine_frame(path: EnginePath) -> Response:
+        """The last frame that came from an engine through the relay"""
+        engine = visible(path.engine_id)
+        question = {"engine_id": engine.id}
+        answered = inquiries.ask(services(), "frame", question, FRAME_WITHIN_S, of_pool=False)
+        if answered is None:
+            raise Unavailable(
+                "The relay did not answer: try again, and look whether it runs if that stays.", retry_after_s=5
+            )
+        if "webp" not in answered:
+            raise NotFound(f"There is no frame of {engine.id} to show: {answered['why']}.")
+        response = Response(base64.b64decode(answered["webp"]), mimetype="image/webp")
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    @calls.add(
         "post",
         "/v1/engines/<engine_id>/retire",
         tag="engines",
@@ -110,6 +136,20 @@ def register(calls: Calls) -> None:
             if not _may_see(db, caller(), engine):
                 raise NotFound(f"There is no engine {engine_id!r}: 'cornerman ps' lists those there are.")
         return engine
+
+    def carried(found: list[Engine]) -> dict[str, models.LaneStats]:
+        """What the relay has carried, by the ids of leased engines."""
+        places = {(engine.lease_id, engine.rank): engine.id for engine in found if engine.lease_id is not None}
+        if not places:
+            return {}
+        with services().database.read() as db:
+            metered = meters.of_leases(db, {engine.lease_id for engine in found if engine.lease_id is not None})
+        now = services().now()
+        return {
+            places[meter.lease_id, meter.rank]: views.lane(meter, now)
+            for meter in metered
+            if (meter.lease_id, meter.rank) in places
+        }
 
     def usage(found: list[Engine]) -> dict[str, Any]:
         """CPU and memory by engine id, as far as the pool process says in time."""

@@ -11,8 +11,9 @@ from client_sdk import models
 from orchestrator import planning
 from orchestrator.leasing import LeaseView
 from orchestrator.model import Engine, EngineState, LeaseState, Policy, Pool
-from orchestrator.store import engines, events, leases, meta, principals
+from orchestrator.store import engines, events, leases, meta, meters, principals
 
+RATE_LASTS_S = 30.0
 _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
 
 
@@ -48,8 +49,13 @@ def lease(view: LeaseView, relay: models.Relay | None = None) -> models.Lease:
     )
 
 
-def engine(inner: Engine, stats: dict[str, Any] | None, policies: Mapping[str, Policy]) -> models.Engine:
-    """An engine by the host that its clients reach it by; ``stats`` is what the pool process said of its usage."""
+def engine(
+    inner: Engine,
+    stats: dict[str, Any] | None,
+    policies: Mapping[str, Policy],
+    carried: models.LaneStats | None = None,
+) -> models.Engine:
+    """An engine by the host that its clients reach it by; ``stats`` is what the pool process said of its usage, ``carried`` what the relay wrote down."""
     policy = policies.get(inner.pool)
     stats = stats or {}
     return models.Engine(
@@ -68,6 +74,20 @@ def engine(inner: Engine, stats: dict[str, Any] | None, policies: Mapping[str, P
         created_at=at(inner.created_at),
         cpu_percent=stats.get("cpu_percent"),
         memory_bytes=stats.get("memory_bytes"),
+        lane=carried,
+    )
+
+
+def lane(inner: meters.LaneMeter, now: float) -> models.LaneStats:
+    """What the relay has carried on a lane; one that was not written of for long does nothing."""
+    return models.LaneStats(
+        steps=inner.steps,
+        steps_per_s=inner.steps_per_s if now - inner.updated_at < RATE_LASTS_S else 0.0,
+        raw_bytes=inner.raw_bytes,
+        wire_bytes=inner.wire_bytes,
+        ratio=inner.raw_bytes / inner.wire_bytes if inner.wire_bytes else None,
+        engine_s=inner.engine_s,
+        queue_s=inner.queue_s,
     )
 
 

@@ -14,6 +14,7 @@ from orchestrator.store import inquiries, leases, meta
 POOL_SILENT_S = 10.0  # without a sign of life for so long, the pool process is taken for dead
 STATS_WITHIN_S = 2.0
 LOGS_WITHIN_S = 5.0
+FRAME_WITHIN_S = 3.0
 MOST_INQUIRIES = 4
 
 
@@ -38,14 +39,16 @@ def lease_above(services: Services, lease_id: str, after_version: int | None, wa
 
 
 class Inquiries:
-    """Asks the pool process; only a few at a time, so that a silent one cannot take all threads."""
+    """Asks the pool process, or the relay; only a few at a time, so that a silent one cannot take all threads."""
 
     def __init__(self) -> None:
         self._few = threading.BoundedSemaphore(MOST_INQUIRIES)
 
-    def ask(self, services: Services, kind: str, question: dict[str, Any], within_s: float) -> Any | None:
+    def ask(
+        self, services: Services, kind: str, question: dict[str, Any], within_s: float, *, of_pool: bool = True
+    ) -> Any | None:
         """The answer, or None when there is none ``within_s``."""
-        if not pool_alive(services) or not self._few.acquire(blocking=False):
+        if (of_pool and not pool_alive(services)) or not self._few.acquire(blocking=False):
             return None
         try:
             return self._ask(services, kind, question, within_s)

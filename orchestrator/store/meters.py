@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from orchestrator.store import events
@@ -61,6 +62,11 @@ def add(
         ("relay_queue_seconds", queue_s),
     ):
         events.add(db, name, amount, pool=pool)
+
+
+def of_leases(db: sqlite3.Connection, lease_ids: Collection[str]) -> list[LaneMeter]:
+    """The totals of all lanes of these leases."""
+    return [meter for lease_id in lease_ids for meter in of_lease(db, lease_id)]
 
 
 def of_lease(db: sqlite3.Connection, lease_id: str) -> list[LaneMeter]:
