@@ -27,7 +27,12 @@ def _host_options(*, admin: bool) -> Callable[[Callable[..., None]], Callable[..
     """Adds --dir, and hands the command the session it leads to; no string is an argument, where others could read it."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @click.option("--dir", "folder", type=click.Path(path_type=Path), help="The folder that was given to init.  [default: CORNERMAN_URL, else this machine's]")
+        @click.option(
+            "--dir",
+            "folder",
+            type=click.Path(path_type=Path),
+            help="The folder that was given to init.  [default: CORNERMAN_URL, else this machine's]",
+        )
         @wraps(command)
         def run(*arguments: Any, folder: Path | None, **options: Any) -> None:
             session = Session(_local.target(folder, admin=admin))
