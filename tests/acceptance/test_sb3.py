@@ -28,7 +28,6 @@ def test_ppo_learns_on_a_lease_through_make_sb3_env(
 
     daemon = new_daemon(
         *("--runtime", "process", "--expose", "direct", "--min-ready", str(ENVS), "--max-engines", str(2 * ENVS)),
-        settings={"args": '["--fps", "unlimited"]'},
     )
     daemon.start()
     monkeypatch.setattr("cv2.destroyAllWindows", lambda: None)
@@ -38,6 +37,7 @@ def test_ppo_learns_on_a_lease_through_make_sb3_env(
         normalize_reward=True,
         stack_frames=2,
         scale=True,
+        role_relative=True,
         flatten=True,
         filter_keys=["timer", "own_health", "opp_health"],
     )
