@@ -65,6 +65,7 @@ class Call:
     seq: int = 0
     generation: int = 0
     sent: bool = False
+    given_up: bool = False  # nobody expects an answer any more
     newer_than: int = -1  # it waits for an engine of a higher generation than this
     first_fault: CallFault | None = None
 
@@ -84,6 +85,7 @@ class Lane:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.generation = 0
+        self.replaced_at = 0.0  # monotonic
         self.fresh = False  # another engine sits there since ENV_INIT last went well
         self.ready = False
         self.why = ""  # it is not ready
@@ -156,9 +158,10 @@ class Lane:
         return stale or fault.status in _ENGINE_LOST
 
     def fail_all(self, fault: CallFault) -> None:
-        """Tell everybody who waits; the open call stays open, because its answer may come yet."""
+        """Tell everybody who waits; an open call that was sent stays open, because its answer may come yet."""
         if self.open is not None:
             self.open.finish(fault)
+            self.open = self.open if self.open.sent else None
         waiting, self.waiting = self.waiting, deque()
         for call in waiting:
             call.finish(fault)

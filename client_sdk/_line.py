@@ -50,7 +50,7 @@ from client_sdk.wire import (
 
 __all__ = ["CallFault", "Line", "LineLost", "Reply", "Route"]
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S, HELD_UP_S = 0.5, 3.0
 PING_WHEN_SILENT_S, DEAD_WHEN_SILENT_S = 4.0, 10.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 ANSWER_GRACE_S = 10.0  # on top of the relay's own deadline, which is the one that normally ends a call
@@ -87,6 +87,7 @@ class Line:
         self._decoding: dict[int, list[tuple[Frame, Answer]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._decoders = ThreadPoolExecutor(2, thread_name_prefix="cornerman-decode")
+        self._broke_because: str | None = None  # when it was we who let go of the connection
         self._down_since = time.monotonic()
         self._out_of_patience: CallFault | None = None
         self.opened = asyncio.Event()  # a connection was there, or there will never be one
@@ -215,6 +216,10 @@ class Line:
             await asyncio.sleep(pause_s * (0.75 + random.random() / 2))  # noqa: S311
 
     async def _note(self, fault: BaseException) -> None:
+        """Keep in words why there is no connection; LineLost when there will never be one."""
+        if self._broke_because is not None:
+            self.fault, self._broke_because = self._broke_because, None
+            return
         try:
             self.fault = await explain(self._route, fault, first=not self.connections)
         except Turned as turned:
@@ -337,9 +342,10 @@ class Line:
     def _lane_changed(self, lane: Lane, one: Frame) -> None:
         before = lane.generation
         lane.change(one.generation, bool(one.code), one.text())
-        self._advance(lane)
         if before != lane.generation:
+            lane.replaced_at = time.monotonic()
             self._changed(lane.rank)
+        self._advance(lane)
 
     def _said_bye(self, bye: Frame) -> None:
         if bye.code == Bye.STOPPING:
@@ -356,7 +362,7 @@ class Line:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             now = time.monotonic()
-            if now - looked_at < 3 * LOOK_EVERY_S:  # else this process itself was held up
+            if now - looked_at < HELD_UP_S:  # else this process itself was asleep, and knows nothing of the line
                 await self._look_at_line(now)
                 for lane in self._lanes.values():
                     self._look_at_lane(lane, now)
@@ -383,10 +389,10 @@ class Line:
     def _look_at_lane(self, lane: Lane, now: float) -> None:
         call = lane.open
         if call is not None and self._socket is not None:
-            if call.generation != lane.generation and now - call.since > REASON_GRACE_S:
+            if call.generation != lane.generation and now - lane.replaced_at > REASON_GRACE_S:
                 self._settle(lane, lane.gone())
-            elif now - call.since > call.limit_s + ANSWER_GRACE_S:
-                call.since = now
+            elif not call.given_up and now - call.since > call.limit_s + ANSWER_GRACE_S:
+                call.given_up = True
                 call.finish(CallFault(Status.DEADLINE_EXCEEDED, f"Rank {lane.rank} got no answer from the relay."))
                 self.give_up(lane.rank, "its call was not answered")
         elif call is None and lane.waiting and now - lane.waiting[0].since > lane.waiting[0].limit_s:
@@ -401,7 +407,7 @@ class Line:
 
     def _break(self, socket: Socket | None, why: str) -> None:
         """Let go of a connection at once; another is made."""
-        self.fault = f"The line to the relay at {self._route.authority} broke: {why}."
+        self._broke_because = f"The line to the relay at {self._route.authority} broke: {why}."
         if socket is not None:
             socket.transport.abort()
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus, ProxyError
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, ProxyError
 from websockets.http11 import Response
 
 from client_sdk._trust import fault_text
@@ -98,6 +98,8 @@ async def explain(route: Route, fault: BaseException, *, first: bool) -> str:
     """Why there is no connection, in one sentence; raises Untrusted or Turned when there never will be."""
     where = route.authority
     match fault:
+        case ConnectionClosed():
+            return f"The line to the relay at {where} broke ({fault})."
         case InvalidStatus():
             return _refusal(route, fault.response, first=first)
         case ssl.SSLCertVerificationError():
@@ -123,7 +125,7 @@ async def explain(route: Route, fault: BaseException, *, first: bool) -> str:
                 f"The relay at {where} was not reached ({fault_text(fault)}); is it running, and TCP port {route.port} "
                 "open to you?"
             )
-    return f"The connection to the relay at {where} broke ({fault_text(fault)})."
+    return f"The line to the relay at {where} broke ({fault_text(fault)})."
 
 
 def _refusal(route: Route, response: Response, *, first: bool) -> str:

@@ -216,12 +216,18 @@ class Link:
         # With select() a timer is right to some ten microseconds; epoll rounds it up to a millisecond.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._line = _Line(self._loop, to, settings)
-        self._server = self._loop.run_until_complete(
-            self._loop.create_server(self._line.accept, "127.0.0.1", port, backlog=512)
-        )
-        self.port = int(self._server.sockets[0].getsockname()[1])
-        self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="link", daemon=True)
         self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(10)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def _listen(self, port: int) -> asyncio.Server:
+        return await self._loop.create_server(self._line.accept, "127.0.0.1", port, backlog=512)
+
+    def _live(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_cancel_all())
+        self._loop.close()
 
     def cut(self, *, drop: bool = False) -> None:
         """Nothing gets through from now on; with ``drop`` the connections of now never recover."""
@@ -251,8 +257,6 @@ class Link:
         self._do(self._line.reset)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
-        self._loop.run_until_complete(_cancel_all())
-        self._loop.close()
 
 
 async def _cancel_all() -> None:
