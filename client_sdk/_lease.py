@@ -70,6 +70,7 @@ class Lease:
         self._failing = ""
         self._announced: datetime | None = None
         self._tunnel: Tunnel | None = None
+        self._taken = False  # this process uses the lanes itself
         self._heartbeat = self._start_heartbeat(first, via=via, local=local, deadlines_s=deadlines_s)
         self._on_collect = weakref.finalize(self, _abandon, self._owner, self._heartbeat, self._claim)
         self._on_collect.atexit = False
@@ -226,6 +227,10 @@ class Lease:
                 'via="direct", which is not encrypted.'
             )
 
+    def _lanes_are_taken(self) -> None:
+        """The relay is about to turn the tunnel away, and that is right."""
+        self._taken = True
+
     def _start_heartbeat(
         self, first: models.Lease, *, via: Via, local: Local, deadlines_s: Mapping[str, float] | None
     ) -> Heartbeat:
@@ -274,7 +279,7 @@ class Lease:
                 self._worry("overdue" if report.overdue else "failing", report.text)
             case "opened":
                 self._claim_addresses()
-            case "closed" if not self._over and self._lost is None:
+            case "closed" if not self._over and self._lost is None and not self._taken:
                 warn(f"Lease {self.id} has no way to its engines any more. {report.text}")
             case "lost":
                 self._lose(report.text)
