@@ -57,7 +57,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 WIRE_VERSION = 1
 SUBPROTOCOL = "cornerman.v1"
@@ -192,7 +192,7 @@ class Hello(_Json):
     version: int
     session: str = Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")
     epoch: str | None = Field(default=None, max_length=64)
-    deadlines_s: dict[str, float] = Field(default_factory=dict, max_length=16)
+    deadlines_s: dict[str, FiniteFloat] = Field(default_factory=dict, max_length=16)
     client: str = Field(default="", max_length=200)  # for logs
 
 

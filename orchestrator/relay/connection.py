@@ -99,7 +99,7 @@ class Connection:
                         await asyncio.wait_for(self.socket.send(batch), UNREAD_FOR_S)
                     self._sending.set()
         except (asyncio.TimeoutError, TimeoutError):
-            self.socket.transport.abort()
+            self.drop()
         except ConnectionClosed:
             return
 
@@ -138,7 +138,7 @@ class Connection:
     def _encoded_elsewhere(self, rank: int, made: asyncio.Future[bytes]) -> None:
         self._encoding.discard(made)
         if made.cancelled() or made.exception() is not None:  # a stream that is broken is of no use: begin anew
-            self.socket.transport.abort()
+            self.drop()
             return
         self.tell(made.result())
         self._settled(rank, made.result())
@@ -193,7 +193,7 @@ class Connection:
 
     def drop(self) -> None:
         """Let go at once, without a word."""
-        with suppress(AttributeError):  # it never came as far as a transport
+        with suppress(AttributeError):  # it has no transport yet, or one that has just ended
             self.socket.transport.abort()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import grpc
 import grpc.aio
 
 from client_sdk.wire import MAX_REPLY_BYTES, Method
-from orchestrator.relay.lane import Outcome
+from orchestrator.relay.lane import EngineCalls, Outcome
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
@@ -18,7 +20,6 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-_RECEIVED_TOO_LARGE = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class GrpcEngine:
@@ -38,6 +39,16 @@ class GrpcEngine:
     async def close(self) -> None:
         """Close the channel; a call in flight ends as cancelled."""
         await self._channel.close()
+
+
+class Engines(EngineCalls, Protocol):
+    """Calls engines, and keeps what it needs for that until it is told not to."""
+
+    async def keep_only(self, keys: frozenset[str]) -> None:
+        """Let go of all engines but these."""
+
+    async def close(self) -> None:
+        """Let go of all."""
 
 
 class GrpcEngines:

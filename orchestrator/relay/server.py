@@ -22,7 +22,7 @@ from orchestrator.errors import CornermanError
 from orchestrator.relay import picture
 from orchestrator.relay.directory import Directory, Standing
 from orchestrator.relay.door import Door
-from orchestrator.relay.engine_calls import GrpcEngines
+from orchestrator.relay.engine_calls import Engines, GrpcEngines
 from orchestrator.relay.lane import Lane, Meter
 from orchestrator.relay.refusals import Refusals
 from orchestrator.relay.session import Session
@@ -52,11 +52,12 @@ class Relay:
         directory: Directory,
         *,
         token_of: Callable[[str], str],
+        engines: Engines | None = None,
         compress_threads: int = 2,
         drain_s: float = DRAIN_S,
     ) -> None:
         self._directory, self._token_of, self._drain_s = directory, token_of, drain_s
-        self._engines = GrpcEngines()
+        self._engines = engines or GrpcEngines()
         self._executor = ThreadPoolExecutor(compress_threads, thread_name_prefix="compress")
         self._refusals = Refusals()
         self._sessions: dict[str, Session] = {}
