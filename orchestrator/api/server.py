@@ -94,7 +94,10 @@ class Server(MTServer):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket that no other server shares, and whose connections end when their other side is dead."""
+    """A listening socket that no other server shares, and whose connections end when their other side is dead.
+
+    Connections inherit its options.
+    """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -103,6 +106,7 @@ def listen(host: str, port: int) -> socket.socket:
         for level, option, value in (
             (socket.SOL_SOCKET, socket.SO_REUSEADDR, 1),
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
