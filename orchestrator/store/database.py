@@ -54,14 +54,16 @@ class _Connection:
 class Database:
     """A SQLite database shared by the threads of this process and by other processes.
 
-    Each thread has its own connection, as long as it lives. Writers of one process queue at a lock of its own, and ask again
-    soon when another process writes, because SQLite's busy back-off starves under load. ``synchronous`` is NORMAL: a killed process loses
-    nothing, a power failure may lose the last moment, and it ends the engines as well.
+    Each thread reads through a connection of its own, as long as it lives. Writers of one process queue at a lock, take turns at
+    one connection (its cache stays good as long as no other process writes), and ask again soon when another process
+    writes, because SQLite's busy back-off starves under load. ``synchronous`` is NORMAL: a killed process loses nothing,
+    a power failure may lose the last moment, and it ends the engines as well.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self._writer: _Connection | None = None
         self._local = threading.local()
         self._all: weakref.WeakSet[_Connection] = weakref.WeakSet()
         self._all_lock = threading.Lock()
@@ -116,11 +118,20 @@ class Database:
                 self._all.add(connection)
         return connection
 
+    def _writing(self) -> sqlite3.Connection:
+        """The connection that writes; only with the lock."""
+        if self._writer is None:
+            self._writer = _Connection(self.path)
+            self._writer.raw.execute("PRAGMA busy_timeout = 0")  # ``_begin`` waits
+            with self._all_lock:
+                self._all.add(self._writer)
+        return self._writer.raw
+
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """One transaction that holds the write lock from its beginning: all of it happens, or nothing."""
         with self._lock, _saying_what_to_do(self.path):
-            connection = self._connection()
+            connection = self._writing()
             _begin(connection)
             try:
                 yield connection
@@ -158,24 +169,21 @@ class Database:
             for connection in list(self._all):
                 connection.raw.close()
             self._all.clear()
+        self._writer = None
         self._local = threading.local()
 
 
 def _begin(connection: sqlite3.Connection) -> None:
     """Take the write lock, waiting for other processes at most BUSY_TIMEOUT_S."""
     deadline = time.monotonic() + BUSY_TIMEOUT_S
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        while True:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() >= deadline:
-                    raise
-            time.sleep(RETRY_S)
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {int(1000 * BUSY_TIMEOUT_S)}")
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_S)
 
 
 @contextmanager

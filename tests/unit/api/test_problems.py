@@ -13,7 +13,7 @@ import pytest
 from client_sdk import models
 from orchestrator import logs
 from orchestrator.errors import Refused
-from tests.support.api import Desk, House
+from tests.support.api import Desk, House, json_of
 
 JSON = {"Content-Type": "application/json"}
 
@@ -43,7 +43,7 @@ def test_a_wrong_method_says_which_are_right(ann: Desk, method: str, path: str, 
     response = ann.send(method, path)
     assert response.status_code == 405
     assert response.headers["Allow"] == allowed
-    assert response.json["type"] == "/docs#wrong-method"
+    assert json_of(response)["type"] == "/docs#wrong-method"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_fault_of_ours_tells_nothing_of_the_inside(
 
     monkeypatch.setattr(house.app.services.leasing, "listed", broken)
     response = ann.send("GET", "/v1/leases")
-    problem = response.json
+    problem = json_of(response)
     assert (response.status_code, problem["type"]) == (500, "/docs#internal-error")
     assert "secret" not in response.get_data(as_text=True)
     (record,) = _records(log)
@@ -214,7 +214,7 @@ def test_what_breaks_before_flask_is_a_problem_too(
     response = house.app.test_client().get("/v1/leases")
     assert (response.status_code, response.mimetype) == (500, "application/problem+json")
     assert "secret" not in response.get_data(as_text=True)
-    assert _records(log)[0]["request_id"] == response.json["request_id"]
+    assert _records(log)[0]["request_id"] == json_of(response)["request_id"]
     assert response.headers[models.VERSION_HEADER] == "1"
 
 
@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_as_such(house: House, ann: Desk, monkeypatch: pytes
     """When the state cannot be written the answer is 503 with Retry-After and what to do, and nothing is half done."""
     house.add_engines(1)
     ann.call("GET", "/v1/whoami", 200, models.WhoAmI)
-    real = house.database._connection
+    real = house.database._writing
 
     class Full(sqlite3.Connection):
         def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
@@ -232,10 +232,10 @@ def test_a_full_disk_is_told_as_such(house: House, ann: Desk, monkeypatch: pytes
 
     full = sqlite3.connect(house.database.path, isolation_level=None, factory=Full)
     full.row_factory = sqlite3.Row
-    monkeypatch.setattr(house.database, "_connection", lambda: full)
+    monkeypatch.setattr(house.database, "_writing", lambda: full)
     problem = ann.refused("POST", "/v1/leases", 503, "unavailable", json={"envs": 1})
     assert "free some space" in problem.detail
-    monkeypatch.setattr(house.database, "_connection", real)
+    monkeypatch.setattr(house.database, "_writing", real)
     full.close()
     assert ann.call("GET", "/v1/leases", 200, models.LeaseList).leases == []
     assert house.engine("e-0").lease_id is None

@@ -219,7 +219,7 @@ def test_a_flood_of_calls_does_not_cost_its_sender_the_lease(house: House, ann: 
 
 def test_a_used_token_does_not_need_a_writable_disk(house: House, ann: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noting when a token was used must not keep anybody from looking while the disk is full."""
-    house.database._connection().execute("PRAGMA query_only = 1")
+    house.database._writing().execute("PRAGMA query_only = 1")
     assert ann.send("GET", "/v1/whoami").status_code == 200
 
 
