@@ -64,7 +64,7 @@ def test_every_answer_is_as_described(house: House, described: Any, tag: str, mo
         _try(operation.as_strategy(generation_mode=mode), str(token))
 
 
-def _try(strategy: st.SearchStrategy[Case], token: str) -> None:
+def _try(strategy: st.SearchStrategy[Case[Any]], token: str) -> None:
     @given(case=strategy)
     @settings(
         max_examples=25,
@@ -74,7 +74,7 @@ def _try(strategy: st.SearchStrategy[Case], token: str) -> None:
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    def send(case: Case) -> None:
+    def send(case: Case[Any]) -> None:
         case.call_and_validate(headers={"Authorization": f"Bearer {token}"}, checks=CHECKS)
 
     send()

@@ -62,8 +62,13 @@ class House:
         self.database = Database.open(self.config.database)
         with self.database.write() as db:
             for name, settings in self.config.pools.items():
-                sizes = {"min_ready": settings.min_ready, "max_engines": settings.max_engines, "image": settings.image}
-                pools.configure(db, name, **sizes)
+                pools.configure(
+                    db,
+                    name,
+                    min_ready=settings.min_ready,
+                    max_engines=settings.max_engines,
+                    image=settings.image,
+                )
             meta.put(db, "pool_alive_at", repr(self.clock.now()))
             meta.put(db, "host_fault", "")
         self._numbers = itertools.count()
@@ -82,10 +87,24 @@ class House:
         self.app.stop()
         self.database.close()
 
-    def desk(self, principal: str, scope: Scope = Scope.LEASE, **quota: int) -> Desk:
+    def desk(
+        self,
+        principal: str,
+        scope: Scope = Scope.LEASE,
+        *,
+        max_engines: int | None = None,
+        max_pending: int | None = None,
+    ) -> Desk:
         """A new token for ``principal``, and calls made with it."""
         with self.database.write() as db:
-            issued = make_token(db, principal=principal, scope=scope, now=self.clock.now(), **quota)
+            issued = make_token(
+                db,
+                principal=principal,
+                scope=scope,
+                now=self.clock.now(),
+                max_engines=max_engines,
+                max_pending=max_pending,
+            )
         return Desk(self, issued.value, issued.token.id)
 
     def stranger(self) -> Desk:
@@ -196,6 +215,11 @@ class Desk:
     def events(self, after: int = 0) -> list[models.Event]:
         """The event log."""
         return self.call("GET", f"/v1/events?after={after}", 200, models.EventList).events
+
+
+def json_of(response: TestResponse) -> Any:
+    """What the JSON of an answer says."""
+    return response.json
 
 
 def _check_problem(response: TestResponse, *, head: bool) -> None:

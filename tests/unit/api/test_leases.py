@@ -11,7 +11,7 @@ import pytest
 from client_sdk import models
 from client_sdk.models import EnvState, LeaseState
 from orchestrator.model import EngineState
-from tests.support.api import Desk, House
+from tests.support.api import Desk, House, json_of
 from tests.support.waiting import wait_until
 
 
@@ -51,7 +51,7 @@ def test_whoever_does_not_wait_is_told_when_to_try_again(house: House, ann: Desk
     house.add_engines(1)
     response = ann.send("POST", "/v1/leases", json={"envs": 2})
     assert response.status_code == 409
-    assert response.json["type"] == "/docs#pool-exhausted"
+    assert json_of(response)["type"] == "/docs#pool-exhausted"
     assert int(response.headers["Retry-After"]) == 5
     assert ann.call("GET", "/v1/leases", 200, models.LeaseList).leases == []
 

@@ -15,13 +15,13 @@ from orchestrator.api.system_calls import CA_FILE
 from orchestrator.config import build
 from orchestrator.errors import ConfigError
 from orchestrator.store import meta, pools
-from tests.support.api import Desk, House
+from tests.support.api import Desk, House, json_of
 
 
 def _health(house: House, path: str) -> tuple[int, bool, str]:
     response = house.stranger().send("GET", path)
     health = models.Health.model_validate_json(response.get_data())
-    assert set(response.json) == {"ok", "reason"}
+    assert set(json_of(response)) == {"ok", "reason"}
     return response.status_code, health.ok, health.reason
 
 
@@ -124,7 +124,8 @@ def test_the_cas_certificate_is_handed_out(house: House) -> None:
 def test_there_is_no_ca_to_hand_out_with_a_brought_certificate(tmp_path: Path) -> None:
     """With a certificate that others signed, or without TLS, /ca.pem is 404."""
     brought = {"certificate": str(tmp_path / "c"), "key": str(tmp_path / "k")}
-    for number, server in enumerate([brought, {"tls": False, "bind": "127.0.0.1"}, {}]):
+    servers: list[dict[str, Any]] = [brought, {"tls": False, "bind": "127.0.0.1"}, {}]
+    for number, server in enumerate(servers):
         house = House(tmp_path / str(number), server=server)
         house.stranger().refused("GET", "/ca.pem", 404, "not-found")
         house.close()
@@ -164,7 +165,7 @@ def test_answers_are_not_kept_by_anybody_between(house: House, ann: Desk) -> Non
 
 
 def _document(house: House) -> dict[str, Any]:
-    document: dict[str, Any] = house.stranger().send("GET", "/openapi.json").json
+    document: dict[str, Any] = json_of(house.stranger().send("GET", "/openapi.json"))
     return document
 
 

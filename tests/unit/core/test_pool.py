@@ -728,7 +728,7 @@ def test_one_command_that_fails_keeps_no_other_from_being_carried_out(core: Call
             raise ZeroDivisionError
         intend(pool)
 
-    here.pool._intend = broken  # type: ignore[method-assign]
+    here.pool._intend = broken  # type: ignore[method-assign, assignment]
     for engine in here.ready():
         here.host.kill(engine.name)
     with capture_logs() as logs:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,12 @@ from tests.support.waiting import wait_until
 
 
 @contextmanager
-def jobs(clock: Clock | None = None, **numbers: int) -> Iterator[tuple[Jobs, threading.Semaphore]]:
+def jobs(clock: Clock | None = None) -> Iterator[tuple[Jobs, threading.Semaphore]]:
     """Jobs, and a semaphore that is released whenever one is done."""
     done = threading.Semaphore(0)
     made = Jobs(
-        **{"workers": 2, "removers": 2, **numbers},
+        workers=2,
+        removers=2,
         done=done.release,
         monotonic=clock.monotonic if clock else time.monotonic,
     )
@@ -420,13 +422,14 @@ def test_callers_of_all_kinds_at_once_leave_everything_in_order(running: Callabl
     here = running(FakeRuntime("test", host), main={"min_ready": 4, "max_engines": 16, "max_starting": 8})
     until = time.monotonic() + 3
 
+    def is_active(lease_id: str) -> bool:
+        return here.leasing.renew(ALICE, lease_id).lease.state is LeaseState.ACTIVE
+
     def play(number: int) -> int:
         played = 0
         while time.monotonic() < until:
             view = here.acquire(1 + number % 3)
-            wait_until(
-                lambda lease=view.lease.id: here.leasing.renew(ALICE, lease).lease.state is LeaseState.ACTIVE, 30
-            )
+            wait_until(partial(is_active, view.lease.id), 30)
             here.leasing.replace(ALICE, view.lease.id, 0, generation=1, reason="hung")
             with host.lock:
                 running_ones = [one for one in host.engines.values() if one.seen.running]

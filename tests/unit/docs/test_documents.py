@@ -38,7 +38,7 @@ def _rows(title: str) -> dict[str, str]:
     """Setting and default, as the section of docs/configuration.md has them."""
     text = (ROOT / "docs" / "configuration.md").read_text("utf-8")
     section = text.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
-    found = {}
+    found: dict[str, str] = {}
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 3 and cells[0].startswith("`"):
