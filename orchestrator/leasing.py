@@ -84,15 +84,16 @@ class Leasing:
                     )
                 return self._view(db, leases.get(db, known[0])), False
             pool = pools.get(db, ask.pool, self._policies)
-            self._check(db, caller, ask, pool)
-            at_once = self._can_grant(db, pool, ask.envs)
+            there = leases.situation(db, pool.name, caller.principal)
+            _check(caller, ask, pool, there)
+            at_once = _can_grant(pool, ask.envs, there)
             if not at_once and not ask.wait:
-                raise self._exhausted(db, pool, ask.envs)
+                raise _exhausted(pool, ask.envs, there)
             if not at_once:
-                self._check_pending(db, caller)
+                _check_pending(caller, there)
             lease = Lease(
                 id=f"l-{secrets.token_hex(8)}",
-                seq=leases.next_seq(db),
+                seq=there.next_seq,
                 state=LeaseState.ACTIVE if at_once else LeaseState.PENDING,
                 pool=pool.name,
                 holder=caller.principal,
@@ -281,43 +282,6 @@ class Leasing:
             raise NotFound(f"There is no lease {lease_id!r} of yours: 'cornerman ps' lists those you have.")
         return lease
 
-    def _check(self, db: sqlite3.Connection, caller: Caller, ask: Ask, pool: Pool) -> None:
-        if ask.envs > pool.max_engines:
-            raise Unprocessable(
-                f"Pool {pool.name} holds at most {pool.max_engines} engines, not {ask.envs}: ask for fewer."
-            )
-        used, _ = leases.usage(db, caller.principal)
-        if caller.max_engines is not None and used + ask.envs > caller.max_engines:
-            raise QuotaExceeded(
-                f"{caller.principal} may hold {caller.max_engines} engines and has asked for {used} already: release some, or ask for "
-                f"at most {max(0, caller.max_engines - used)}."
-            )
-
-    def _check_pending(self, db: sqlite3.Connection, caller: Caller) -> None:
-        _, waiting = leases.usage(db, caller.principal)
-        if caller.max_pending is not None and waiting >= caller.max_pending:
-            raise QuotaExceeded(
-                f"{caller.principal} may have {caller.max_pending} leases waiting, and has: release one of them first."
-            )
-
-    def _can_grant(self, db: sqlite3.Connection, pool: Pool, envs: int) -> bool:
-        """Nobody overtakes the queue, and replacements go before everybody."""
-        if pool.paused or leases.count_pending(db, pool.name):
-            return False
-        return engines.count_ready(db, pool.name) - leases.count_empty_slots(db, pool.name) >= envs
-
-    def _exhausted(self, db: sqlite3.Connection, pool: Pool, envs: int) -> PoolExhausted:
-        if pool.paused:
-            return PoolExhausted(
-                f"Pool {pool.name} is paused by an administrator: try later, or wait with wait=true.", retry_after_s=60
-            )
-        count = engines.count_ready(db, pool.name)
-        trouble = f" It is degraded: {pool.fault}" if pool.fault else ""
-        return PoolExhausted(
-            f"Pool {pool.name} has {count} engines ready, not {envs}: try again, or wait for them with wait=true.{trouble}",
-            retry_after_s=5,
-        )
-
     def _grant(self, db: sqlite3.Connection, lease: Lease, now: float) -> None:
         spare = engines.ready(db, lease.pool, lease.envs_wanted)
         if not leases.activate(db, lease.id, now=now, expires_at=now + lease.ttl_s):
@@ -400,6 +364,42 @@ class Leasing:
                 yield EnvView(slot.rank, None, slot.generation, EnvState.REPLACING, None)
             else:
                 yield EnvView(slot.rank, engine.id, slot.generation, EnvState.READY, _address(engine, policy))
+
+
+def _check(caller: Caller, ask: Ask, pool: Pool, there: leases.Situation) -> None:
+    if ask.envs > pool.max_engines:
+        raise Unprocessable(
+            f"Pool {pool.name} holds at most {pool.max_engines} engines, not {ask.envs}: ask for fewer."
+        )
+    if caller.max_engines is not None and there.used + ask.envs > caller.max_engines:
+        raise QuotaExceeded(
+            f"{caller.principal} may hold {caller.max_engines} engines and has asked for {there.used} already: "
+            f"release some, or ask for at most {max(0, caller.max_engines - there.used)}."
+        )
+
+
+def _check_pending(caller: Caller, there: leases.Situation) -> None:
+    if caller.max_pending is not None and there.waiting >= caller.max_pending:
+        raise QuotaExceeded(
+            f"{caller.principal} may have {caller.max_pending} leases waiting, and has: release one of them first."
+        )
+
+
+def _can_grant(pool: Pool, envs: int, there: leases.Situation) -> bool:
+    """Nobody overtakes the queue, and replacements go before everybody."""
+    return not pool.paused and not there.queued and there.ready - there.holes >= envs
+
+
+def _exhausted(pool: Pool, envs: int, there: leases.Situation) -> PoolExhausted:
+    if pool.paused:
+        return PoolExhausted(
+            f"Pool {pool.name} is paused by an administrator: try later, or wait with wait=true.", retry_after_s=60
+        )
+    trouble = f" It is degraded: {pool.fault}" if pool.fault else ""
+    return PoolExhausted(
+        f"Pool {pool.name} has {there.ready} engines ready, not {envs}: try again, or wait for them with wait=true.{trouble}",
+        retry_after_s=5,
+    )
 
 
 def _first(policy: Policy, held: Iterable[Engine]) -> Iterable[EnvView]:

@@ -41,12 +41,11 @@ def record(
     actor: str | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append to the log, and count it."""
+    """Append to the log; the store counts it."""
     db.execute(
         "INSERT INTO events (at, kind, text, pool, engine_id, lease_id, holder, actor, data_json) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (now, kind, text, pool, engine_id, lease_id, holder, actor, json.dumps(dict(data or {}))),
     )
-    add(db, kind, pool=pool or "")
 
 
 def after(db: sqlite3.Connection, seq: int, *, holder: str | None, limit: int) -> list[Event]:
@@ -76,15 +75,20 @@ def after(db: sqlite3.Connection, seq: int, *, holder: str | None, limit: int) -
 
 def newest(db: sqlite3.Connection) -> int:
     """The highest number given so far."""
-    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-    return int(row[0]) if row else 0
+    return int(db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
 
 
 def forget(db: sqlite3.Connection, before: float, *, keep: int = KEEP, at_most: int = 20_000) -> int:
-    """Delete what is older, and all but the newest ``keep``; not everything at once, because others wait to write."""
+    """Delete what is older, and all but the newest ``keep``; not everything at once, because others wait to write.
+
+    The newest of all stays, so that numbers never repeat.
+    """
+    last = newest(db)
+    young = db.execute("SELECT seq FROM events WHERE at >= ? ORDER BY seq LIMIT 1", (before,)).fetchone()
+    first_kept = max(last - keep + 1, young[0] if young else last)
     return db.execute(
-        "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE at < ? OR seq <= ? ORDER BY seq LIMIT ?)",
-        (before, newest(db) - keep, at_most),
+        "DELETE FROM events WHERE seq IN (SELECT seq FROM events WHERE seq < ? ORDER BY seq LIMIT ?)",
+        (min(first_kept, last), at_most),
     ).rowcount
 
 

@@ -5,16 +5,38 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from orchestrator.errors import NotFound
 from orchestrator.model import Lease, LeaseState, Slot
 from orchestrator.store import rows
 
 
-def next_seq(db: sqlite3.Connection) -> int:
-    """The next place in the order of arrival."""
-    (seq,) = db.execute("SELECT coalesce(max(seq), 0) + 1 FROM leases").fetchone()
-    return int(seq)
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides over one more lease of a pool, in one look."""
+
+    next_seq: int  # the next place in the order of arrival
+    queued: int  # leases that wait for the pool
+    holes: int  # slots of its leases that wait for an engine
+    ready: int  # engines that can be given away
+    used: int  # engines held, or waited for, by who asks
+    waiting: int  # leases of theirs that wait, for whatever pool
+
+
+def situation(db: sqlite3.Connection, pool: str, holder: str) -> Situation:
+    """How things are for ``holder``, who asks for engines of ``pool``."""
+    row = db.execute(
+        "SELECT (SELECT coalesce(max(seq), 0) + 1 FROM leases), "
+        "(SELECT count(*) FROM leases WHERE pool = :pool AND state = 'pending'), "
+        "(SELECT count(*) FROM slots JOIN leases ON leases.id = slots.lease_id "
+        "WHERE slots.empty_since IS NOT NULL AND leases.pool = :pool), "
+        "(SELECT count(*) FROM engines WHERE pool = :pool AND state = 'ready' AND NOT draining), "
+        "coalesce(sum(envs_wanted), 0), coalesce(sum(state = 'pending'), 0) "
+        "FROM leases WHERE holder = :holder AND state IN ('pending', 'active')",
+        {"pool": pool, "holder": holder},
+    ).fetchone()
+    return Situation(*row)
 
 
 def insert(db: sqlite3.Connection, lease: Lease) -> None:
@@ -55,7 +77,7 @@ def version(db: sqlite3.Connection, lease_id: str) -> int:
 
 def live(db: sqlite3.Connection, pool: str | None = None) -> list[Lease]:
     """Pending and active leases in order of arrival."""
-    found = db.execute("SELECT * FROM leases WHERE state IN ('pending', 'active') ORDER BY seq")
+    found = db.execute("SELECT * FROM leases WHERE state IN ('pending', 'active') ORDER BY +seq")
     return [lease for lease in map(rows.lease, found) if pool is None or lease.pool == pool]
 
 

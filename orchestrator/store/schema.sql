@@ -54,7 +54,6 @@ CREATE TABLE leases (
     version       INTEGER NOT NULL DEFAULT 1
 ) STRICT, WITHOUT ROWID;
 -- Ended leases are kept for days: what is asked all the time must not look at them.
-CREATE INDEX leases_live ON leases (seq) WHERE state IN ('pending', 'active');
 CREATE INDEX leases_pending ON leases (pool, seq) WHERE state = 'pending';
 CREATE INDEX leases_held ON leases (holder, state, envs_wanted) WHERE state IN ('pending', 'active');
 CREATE INDEX leases_holder ON leases (holder, seq);
@@ -86,7 +85,7 @@ CREATE TABLE engines (
 CREATE UNIQUE INDEX engines_port ON engines (port) WHERE state <> 'gone';
 CREATE UNIQUE INDEX engines_slot ON engines (lease_id, rank);
 CREATE INDEX engines_live ON engines (created_at, id) WHERE state <> 'gone';
-CREATE INDEX engines_ready ON engines (pool, ready_at, id) WHERE state = 'ready';
+CREATE INDEX engines_ready ON engines (pool, ready_at, id) WHERE state = 'ready' AND NOT draining;
 CREATE INDEX engines_gone ON engines (state_since) WHERE state = 'gone';
 
 -- Slot r of a lease: its generation rises at every engine that steps into it.
@@ -117,7 +116,7 @@ CREATE TABLE ports (
 ) STRICT;
 
 CREATE TABLE events (
-    seq       INTEGER PRIMARY KEY AUTOINCREMENT,  -- never repeats, even after the newest were deleted
+    seq       INTEGER PRIMARY KEY,  -- never repeats: the newest is never deleted
     at        REAL NOT NULL,
     kind      TEXT NOT NULL,
     text      TEXT NOT NULL,
@@ -128,11 +127,14 @@ CREATE TABLE events (
     actor     TEXT,               -- who did it: a token's principal, or NULL for the daemon
     data_json TEXT NOT NULL DEFAULT '{}'
 ) STRICT;
-CREATE INDEX events_at ON events (at);
 CREATE INDEX events_holder ON events (holder, seq);
 
 -- Never fall, also when the events they count are forgotten; pool '' is the whole daemon.
 CREATE TABLE counters (name TEXT NOT NULL, pool TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, pool)) STRICT, WITHOUT ROWID;
+CREATE TRIGGER events_counted AFTER INSERT ON events BEGIN
+    INSERT INTO counters (name, pool, value) VALUES (new.kind, coalesce(new.pool, ''), 1)
+    ON CONFLICT (name, pool) DO UPDATE SET value = value + 1;
+END;
 
 CREATE TABLE inquiries (
     id            TEXT PRIMARY KEY,
