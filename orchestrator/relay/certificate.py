@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -15,12 +16,43 @@ from orchestrator.errors import ConfigError, CornermanError
 log = structlog.get_logger(__name__)
 
 
+_PLAIN = b"This port speaks TLS only: reach it by wss:// (or https://).\n"
+_PLAIN_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_PLAIN), _PLAIN)
+)
+
+
+class _Tls(ssl.SSLObject):
+    """Tells a peer that speaks HTTP without TLS what to do instead of breaking off; it is let go by the handshake's deadline."""
+
+    outgoing: ssl.MemoryBIO
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason != "HTTP_REQUEST":
+                raise
+            self.outgoing.write(_PLAIN_ANSWER)
+            raise ssl.SSLWantReadError from error
+
+
+class _Context(ssl.SSLContext):
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *more: Any, **named: Any) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *more, **named)
+        if isinstance(made, _Tls):
+            made.outgoing = outgoing
+        return made
+
+
 class Certificate:
     """A TLS context whose certificate can change while connections go on; those made before keep theirs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context: ssl.SSLContext = _Context(ssl.PROTOCOL_TLS_SERVER)
+        self.context.sslobject_class = _Tls
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
         self._seen: tuple[tuple[int, int, int], ...] = ()

@@ -34,7 +34,6 @@ from orchestrator.store.database import Changes, Database
 log = structlog.get_logger(__name__)
 
 BEAT_EVERY_S = 5.0
-CERTIFICATE_EVERY_S = 60.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXITS: dict[type[CornermanError], Exit] = {
     ConfigError: Exit.CONFIG,
@@ -119,17 +118,14 @@ async def _until(
 
 
 async def _beat(relay: Relay, certificate: Certificate | None, notifier: Notifier) -> None:
-    """Signs of life of the loop itself, and a look at the certificate now and then."""
-    looked_at = time.monotonic()
+    """Signs of life of the loop itself, and a look at the certificate's files."""
     pause_s = min(BEAT_EVERY_S, (notifier.watchdog_s or BEAT_EVERY_S * 4) / 4)
     while True:
         notifier.alive()
         if notifier.heard:
             notifier.status(relay.status())
-        if certificate is not None and time.monotonic() - looked_at >= CERTIFICATE_EVERY_S:
-            looked_at = time.monotonic()
-            if certificate.refresh():
-                log.info("the renewed certificate is in use")
+        if certificate is not None and certificate.refresh():
+            log.info("the renewed certificate is in use")
         await asyncio.sleep(pause_s)
 
 

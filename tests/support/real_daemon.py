@@ -59,8 +59,8 @@ class RealDaemon:
         """One ``cornerman`` command beside it."""
         return cornerman(*arguments, environ={**self.environ, **(environ or {})})
 
-    def start(self, *, wait: bool = True) -> None:
-        """Start its daemon; with ``wait`` it has said READY to its supervisor when this returns."""
+    def start(self, *options: str, wait: bool = True) -> None:
+        """Start its daemon with these ``options``; with ``wait`` it has said READY to its supervisor when this returns."""
         address = self.folder / "notify"
         address.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
@@ -68,7 +68,7 @@ class RealDaemon:
             supervisor.settimeout(0.1)
             with (self.folder / "serve.log").open("ab") as log:
                 self.process = subprocess.Popen(
-                    [CORNERMAN, "serve", "--dir", self.folder],
+                    [CORNERMAN, "serve", "--dir", self.folder, *options],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

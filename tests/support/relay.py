@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import zstandard
 from websockets.asyncio.client import ClientConnection, connect
 
+from client_sdk import models
 from client_sdk.models import LeaseState
 from client_sdk.wire import (
     FROM_RELAY,
@@ -288,6 +291,24 @@ class RelayHouse:
             close_timeout=0.5,
         ) as socket:
             yield Client(socket)
+
+
+@contextlib.asynccontextmanager
+async def real_client(lease: models.Lease, *, ca: Path | None = None) -> AsyncIterator[Client]:
+    """A connection to the relay that a real daemon's lease names, whose certificate ``ca`` must have signed."""
+    assert lease.relay is not None
+    trusting = ssl.create_default_context(cafile=ca) if ca else ssl._create_unverified_context()
+    async with connect(
+        lease.relay.url,
+        subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
+        additional_headers={"Authorization": f"Bearer {lease.relay.token}"},
+        compression=None,
+        ssl=trusting,
+        max_size=MAX_RELAY_MESSAGE_BYTES,
+        ping_interval=None,
+        close_timeout=0.5,
+    ) as socket:
+        yield Client(socket)
 
 
 @contextlib.asynccontextmanager
