@@ -10,27 +10,32 @@ All errors are CornermanErrors; ``client_sdk._errors`` draws their tree.
 
 from __future__ import annotations
 
-from client_sdk._client import Cornerman
-from client_sdk._errors import (
-    ConnectionFault,
-    CornermanError,
-    HeartbeatFault,
-    LeaseLost,
-    NotAllowed,
-    NotAuthenticated,
-    NotFound,
-    PoolExhausted,
-    QuotaExceeded,
-    Refused,
-    Unavailable,
-    UntrustedHost,
-    VersionMismatch,
-    WaitTimeout,
-    WrongArgument,
-    WrongConnectionString,
-)
-from client_sdk._lease import Lease
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from client_sdk._version import __version__
+
+if TYPE_CHECKING:
+    from client_sdk._client import Cornerman
+    from client_sdk._errors import (
+        ConnectionFault,
+        CornermanError,
+        HeartbeatFault,
+        LeaseLost,
+        NotAllowed,
+        NotAuthenticated,
+        NotFound,
+        PoolExhausted,
+        QuotaExceeded,
+        Refused,
+        Unavailable,
+        UntrustedHost,
+        VersionMismatch,
+        WaitTimeout,
+        WrongArgument,
+        WrongConnectionString,
+    )
+    from client_sdk._lease import Lease
 
 __all__ = [
     "ConnectionFault",
@@ -53,3 +58,17 @@ __all__ = [
     "WrongConnectionString",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names are loaded when they are first used: the daemon takes only the wire models from here."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = {"Cornerman": "_client", "Lease": "_lease"}.get(name, "_errors")
+    value = getattr(importlib.import_module(f"client_sdk.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -19,9 +17,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.files import write_atomically
+from orchestrator.tls_files import Files, files, serving
+
+__all__ = ["Files", "ensure", "files", "fingerprint", "serving", "valid_until"]
 
 INTERNAL_NAME = "cornerman.internal"
 ALWAYS_NAMED = (INTERNAL_NAME, "localhost", "127.0.0.1", "::1")
@@ -29,33 +29,6 @@ CA_LIVES = datetime.timedelta(days=3650)
 CERTIFICATE_LIVES = datetime.timedelta(days=820)  # browsers refuse more than 825 days
 RENEW_WITHIN = datetime.timedelta(days=30)
 _CLOCKS_DIFFER = datetime.timedelta(days=1)
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where the CA and the server's certificate are, each with its key."""
-
-    ca: Path
-    ca_key: Path
-    certificate: Path
-    key: Path
-
-
-def files(state_dir: Path) -> Files:
-    """Their places below the state folder."""
-    folder = state_dir / "tls"
-    return Files(folder / "ca.pem", folder / "ca.key", folder / "server.pem", folder / "server.key")
-
-
-def serving(config: Config) -> tuple[Path, Path]:
-    """The certificate and key to serve with: those brought, else those made by 'cornerman init'; ConfigError without."""
-    if config.server.certificate is not None and config.server.key is not None:
-        return config.server.certificate, config.server.key
-    where = files(config.state_dir)
-    for file in (where.certificate, where.key):
-        if not (file.is_file() and os.access(file, os.R_OK)):
-            raise ConfigError(f"{file} is missing or cannot be read: make the certificate with 'cornerman init'.")
-    return where.certificate, where.key
 
 
 def ensure(state_dir: Path, *, public_host: str, now: datetime.datetime, renew: bool = False) -> bool:

@@ -27,7 +27,7 @@ from granian.constants import HTTPModes, Interfaces
 from granian.log import LogLevels
 from granian.server import MTServer
 
-from orchestrator import logs, tls
+from orchestrator import logs, tls_files
 from orchestrator.api.app import Api, create_app
 from orchestrator.api.lanes import ARRIVING
 from orchestrator.config import Config, load
@@ -48,7 +48,7 @@ class Server(MTServer):
     """
 
     def __init__(self, app: Api, config: Config) -> None:
-        certificate, key = tls.serving(config) if config.server.tls else (None, None)
+        certificate, key = tls_files.serving(config) if config.server.tls else (None, None)
         super().__init__(
             "orchestrator.api.app",
             address=config.server.bind,

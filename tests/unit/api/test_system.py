@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +229,11 @@ def test_schemas_are_made_once(house: House, ann: Desk) -> None:
 
     assert WaitQuery.model_json_schema() is WaitQuery.model_json_schema()
     ann.refused("GET", "/v1/leases/x?wait_s=0", 404, "not-found")
+
+
+def test_the_api_process_loads_no_more_than_it_serves_with() -> None:
+    """The API process carries neither the SDK's client nor what only the pool or 'cornerman init' needs."""
+    heavy = ["requests", "urllib3", "docker", "grpc", "cryptography", "websockets", "zstandard", "numpy"]
+    program = f"import sys, orchestrator.api.server; print(*[name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
