@@ -1,6 +1,7 @@
 """A line between two machines, in user space: a TCP proxy with distance, a bandwidth that all its connections share, and a
 bounded queue, that can be cut and mended. On a thread here, or as a process of its own (``python -m tests.support.link``),
-which takes one command a line (``cut``, ``cut drop``, ``mend``, ``reset``, ``counts``) on standard input, and ends with it.
+which takes one command a line (``cut``, ``cut drop``, ``mend``, ``reset``, ``counts``, ``add HOST:PORT``, ``set MS MBIT``) on
+standard input, and ends with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 CHUNK_BYTES = 16 * 1024
@@ -37,7 +38,7 @@ class _Way:
     """One direction of the line: when a chunk that is offered now will have arrived."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._free_at = 0.0
         self.bytes = 0
 
@@ -45,15 +46,15 @@ class _Way:
         """Take ``size`` bytes and tell when they are at the other end."""
         self.bytes += size
         start = max(now, self._free_at)
-        rate = self._settings.bit_per_s
+        rate = self.settings.bit_per_s
         self._free_at = start + (size * 8 / rate if rate else 0.0)
-        return self._free_at + self._settings.rtt_s / 2
+        return self._free_at + self.settings.rtt_s / 2
 
     def wait_s(self, now: float) -> float:
         """How long a sender has to wait until the queue has room again."""
-        rate = self._settings.bit_per_s
+        rate = self.settings.bit_per_s
         queued_s = max(0.0, self._free_at - now)
-        return max(0.0, queued_s - self._settings.queue_bytes * 8 / rate) if rate else 0.0
+        return max(0.0, queued_s - self.settings.queue_bytes * 8 / rate) if rate else 0.0
 
 
 class _Pipe(asyncio.Protocol):
@@ -149,37 +150,41 @@ class _Pipe(asyncio.Protocol):
 class _Line:
     """The proxy on its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, to: tuple[str, int], settings: Settings) -> None:
-        self.loop, self._to, self._settings = loop, to, settings
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: Settings) -> None:
+        self.loop, self.settings = loop, settings
         self.up, self.down = _Way(settings), _Way(settings)
         self.pipes: set[_Pipe] = set()
         self.is_cut = False
         self.accepted = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def accept(self) -> _Pipe:
-        """A connection has come in; how long its handshake would have taken is waited for before its first byte leaves."""
+    def accept(self, to: tuple[str, int]) -> _Pipe:
+        """A connection for ``to`` has come in; how long its handshake would have taken is waited for before its first byte leaves."""
         self.accepted += 1
         near = _Pipe(self, self.up)
-        near.open_at = self.loop.time() + self._settings.rtt_s
-        task = self.loop.create_task(self._connect(near))
+        near.open_at = self.loop.time() + self.settings.rtt_s
+        task = self.loop.create_task(self._connect(near, to))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return near
 
-    async def _connect(self, near: _Pipe) -> None:
+    async def _connect(self, near: _Pipe, to: tuple[str, int]) -> None:
         while self.is_cut and not near.dead:
             await asyncio.sleep(0.02)
         if near.dead:
             return
         try:
-            _, far = await self.loop.create_connection(lambda: _Pipe(self, self.down), *self._to)
+            _, far = await self.loop.create_connection(lambda: _Pipe(self, self.down), *to)
         except OSError:
             if near.transport is not None:
                 near.transport.abort()
             return
         near.peer, far.peer = far, near
         near.schedule()
+
+    def change(self, settings: Settings) -> None:
+        """Have other settings from the next byte on."""
+        self.settings = self.up.settings = self.down.settings = settings
 
     def cut(self, *, drop: bool) -> None:
         """Nothing gets through; with ``drop`` the connections of now are dead for ever, though nobody tells their ends."""
@@ -215,14 +220,24 @@ class Link:
     def __init__(self, to: tuple[str, int], settings: Settings = Settings(), *, port: int = 0) -> None:
         # With select() a timer is right to some ten microseconds; epoll rounds it up to a millisecond.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-        self._line = _Line(self._loop, to, settings)
+        self._line = _Line(self._loop, settings)
+        self._servers: list[asyncio.Server] = []
         self._thread = threading.Thread(target=self._live, name="link", daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(10)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        self.port = self.add(to, port=port)
 
-    async def _listen(self, port: int) -> asyncio.Server:
-        return await self._loop.create_server(self._line.accept, "127.0.0.1", port, backlog=512)
+    def add(self, to: tuple[str, int], *, port: int = 0) -> int:
+        """Lead to one more place on the same line: the port that does."""
+        return asyncio.run_coroutine_threadsafe(self._listen(to, port), self._loop).result(10)
+
+    async def _listen(self, to: tuple[str, int], port: int) -> int:
+        server = await self._loop.create_server(lambda: self._line.accept(to), "127.0.0.1", port, backlog=512)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    def change(self, *, rtt_s: float, bit_per_s: float | None) -> None:
+        """Have another distance and bandwidth from now on; what is under way arrives as it would have."""
+        self._do(lambda: self._line.change(replace(self._line.settings, rtt_s=rtt_s, bit_per_s=bit_per_s)))
 
     def _live(self) -> None:
         self._loop.run_forever()
@@ -253,7 +268,8 @@ class Link:
 
     def close(self) -> None:
         """End it, and all its connections."""
-        self._do(self._server.close)
+        for server in self._servers:
+            self._do(server.close)
         self._do(self._line.reset)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -279,8 +295,9 @@ def linked(to: tuple[str, int], settings: Settings = Settings()) -> Iterator[Lin
 class LinkProcess:
     """The same in a process of its own, so that it takes no time from whoever uses it."""
 
-    def __init__(self, to: tuple[str, int], settings: Settings = Settings()) -> None:
-        options = ["--rtt-ms", f"{settings.rtt_s * 1e3}", "--queue-bytes", f"{settings.queue_bytes}"]
+    def __init__(self, to: tuple[str, int], settings: Settings = Settings(), *, port: int = 0) -> None:
+        options = ["--port", f"{port}"]
+        options += ["--rtt-ms", f"{settings.rtt_s * 1e3}", "--queue-bytes", f"{settings.queue_bytes}"]
         if settings.bit_per_s is not None:
             options += ["--mbit", f"{settings.bit_per_s / 1e6}"]
         self._process = subprocess.Popen(
@@ -297,11 +314,19 @@ class LinkProcess:
         return self._process.stdout.readline()
 
     def command(self, line: str) -> dict[str, int]:
-        """``cut``, ``cut drop``, ``mend``, ``reset`` or ``counts``: what was counted so far."""
+        """``cut``, ``cut drop``, ``mend``, ``reset`` or ``counts``: what was counted so far; ``add`` and ``set`` as below."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         return cast(dict[str, int], json.loads(self._answer()))
+
+    def add(self, to: tuple[str, int]) -> int:
+        """Lead to one more place on the same line: the port that does."""
+        return self.command(f"add {to[0]}:{to[1]}")["port"]
+
+    def change(self, *, rtt_s: float, bit_per_s: float | None) -> None:
+        """Have another distance and bandwidth from now on."""
+        self.command(f"set {rtt_s * 1e3} {'-' if bit_per_s is None else bit_per_s / 1e6}")
 
     def close(self) -> None:
         """End it."""
@@ -321,12 +346,12 @@ def main() -> None:
     parser.add_argument("--queue-bytes", type=int, default=Settings.queue_bytes)
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    host, _, port = options.to.rpartition(":")
     rate = None if options.mbit is None else options.mbit * 1e6
     settings = Settings(options.rtt_ms / 1e3, rate, options.queue_bytes)
-    link = Link((host, int(port)), settings, port=options.port)
+    link = Link(_place(options.to), settings, port=options.port)
     print(json.dumps({"port": link.port}), flush=True)
     for line in sys.stdin:
+        more: dict[str, int] = {}
         match line.split():
             case ["cut", *how]:
                 link.cut(drop="drop" in how)
@@ -334,8 +359,17 @@ def main() -> None:
                 link.mend()
             case ["reset"]:
                 link.reset()
-        print(json.dumps(link.counts()), flush=True)
+            case ["add", to]:
+                more = {"port": link.add(_place(to))}
+            case ["set", rtt_ms, mbit]:
+                link.change(rtt_s=float(rtt_ms) / 1e3, bit_per_s=None if mbit == "-" else float(mbit) * 1e6)
+        print(json.dumps({**link.counts(), **more}), flush=True)
     link.close()
+
+
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
 
 if __name__ == "__main__":

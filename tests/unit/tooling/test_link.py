@@ -182,6 +182,26 @@ def test_process_of_its_own() -> None:
             link.close()
 
 
+def test_many_places_on_one_line() -> None:
+    """One line leads to several places under one count of bytes, and its distance can change while connections go on."""
+    with echo() as first, echo(answer=bytes(1000)) as second:
+        link = LinkProcess(("127.0.0.1", first), Settings(rtt_s=0.02))
+        try:
+            port = link.add(("127.0.0.1", second))
+            with connect(port) as peer:
+                peer.sendall(b"x")
+                read(peer, 1000)
+                link.change(rtt_s=0.05, bit_per_s=None)
+                began = time.perf_counter()
+                peer.sendall(b"x")
+                read(peer, 1000)
+                assert time.perf_counter() - began >= 0.05
+            assert min(round_trips(link.port, 3)) >= 0.05
+            assert link.command("counts")["down"] == 2 * 1000 + 4
+        finally:
+            link.close()
+
+
 def test_port_of_ones_choice() -> None:
     """A line can take the place of another under the same port."""
     with echo() as port:
