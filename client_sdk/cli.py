@@ -96,6 +96,11 @@ def _lease_options(command: Any) -> Any:
             click.option("--timeout", "timeout_s", type=float, help="Leave the queue after so many seconds."),
             click.option("--label", "labels", multiple=True, metavar=_LABEL_FORM, help="A label; may be repeated."),
             click.option("--note", default="", help="A word for others who see the lease."),
+            click.option(
+                "--via",
+                type=click.Choice(["tunnel", "direct"]),
+                help="How steps travel: encrypted, or straight to the engines' ports (the default on the host itself).",
+            ),
             click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
         )
     ):
