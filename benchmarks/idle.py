@@ -1,4 +1,7 @@
-"""What 100 idle engines cost the host: CPU and memory of the pool's and the API's processes. Engines are simulated."""
+"""What 100 idle engines cost the host: CPU and memory of the daemon (pool and API); beside it the relay, a unit of its own.
+
+Engines are simulated.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,21 @@ def main() -> None:
         wait_ready(caller, ENGINES)
         caller.close()
         time.sleep(SETTLE_S)
-        rows = []
-        for pid, line in sorted(daemon.family().items()):
-            rows.append((line[-60:], *usage([pid], MEASURE_S / 4)))
-        cpu_percent, rss_mb = usage(list(daemon.family()), MEASURE_S)
-    print_table(f"{ENGINES} idle engines", ("process", "% of a core", "MB"), [*rows, ("in all", cpu_percent, rss_mb)])
-    write_results("idle", {"idle.cpu_percent": cpu_percent, "idle.rss_mb": rss_mb})
+        names = {pid: _name(line) for pid, line in daemon.family().items()}
+        rows = [(name, *usage([pid], MEASURE_S / 2)) for pid, name in names.items()]
+        daemon_pids = [pid for pid, name in names.items() if name != "relay"]
+        cpu_percent, rss_mb = usage(daemon_pids, MEASURE_S)
+    print_table(
+        f"{ENGINES} idle engines", ("process", "% of a core", "MB"), [*rows, ("pool + API", cpu_percent, rss_mb)]
+    )
+    figures = {"idle.cpu_percent": cpu_percent, "idle.rss_mb": rss_mb}
+    for name, percent, megabytes in rows:
+        figures |= {f"idle.{name}_cpu_percent": percent, f"idle.{name}_rss_mb": megabytes}
+    write_results("idle", figures)
+
+
+def _name(line: str) -> str:
+    return "api" if "api.server" in line else "relay" if "orchestrator.relay" in line else "pool"
 
 
 if __name__ == "__main__":
