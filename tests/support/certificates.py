@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import ssl
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -13,8 +14,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
 def make(folder: Path, *, name: str) -> tuple[ssl.SSLContext, str, str]:
-    """A server's TLS context for the DNS name ``name`` under a new CA: the context, the CA as PEM, and its SHA-256."""
+    """A server's TLS context for the name or address ``name`` under a new CA: the context, the CA as PEM, and its SHA-256."""
     now = datetime.now(timezone.utc)
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test CA")])
@@ -55,7 +63,7 @@ def make(folder: Path, *, name: str) -> tuple[ssl.SSLContext, str, str]:
     server = (
         begin(name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name)]), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
