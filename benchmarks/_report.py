@@ -31,12 +31,27 @@ def _processor() -> str:
     return next(names, platform.machine())
 
 
-def write_results(name: str, figures: Mapping[str, float]) -> Path:
-    """Write benchmarks/results/<name>.json with these figures, rounded to four significant digits."""
+def write_results(
+    name: str,
+    figures: Mapping[str, float],
+    *,
+    head: Sequence[str] = (),
+    rows: Sequence[Sequence[object]] = (),
+    note: str = "",
+) -> Path:
+    """Write benchmarks/results/<name>.json with these figures, rounded to four significant digits.
+
+    A table of ``rows`` under ``head`` and a ``note`` on how all was measured go with them onto the page.
+    """
     rounded = {key: float(f"{value:.4g}") for key, value in figures.items()}
+    result: dict[str, object] = {"machine": machine(), "figures": rounded}
+    if rows:
+        result["table"] = {"head": list(head), "rows": [[_text(cell) for cell in row] for row in rows]}
+    if note:
+        result["note"] = note
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "figures": rounded}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return path
 
 

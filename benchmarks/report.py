@@ -11,6 +11,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 REPORT = ROOT / "docs" / "benchmarks.md"
+PICTURES = ROOT / "docs" / "images"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ AIMS = {
     "engine.grpc_ratio": Aim(
         "Practice engine through gRPC: share of the rate of an empty call of as many bytes", least=0.5
     ),
+    "wan.over_blog": Aim("30 ms, 100 Mbit/s, step_ratio 6, stock script: tunnel over open ports, full frames", least=5),
+    "wan.small_over_direct": Aim("The same with 128x128x1 frames", least=0.95),
+    "wan.limit_small": Aim("The tunnel's share of what is possible, 128x128x1", least=0.8),
+    "wan.lanes_limit_small": Aim("The same of lanes in process", least=0.88),
 }
 
 
@@ -83,8 +88,21 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         lines += [f"## {name}", "", f"Machine: {_machine(result['machine'])}", ""]
         lines += ["| figure | key | measured | aim | kept |", "|---|---|---|---|---|"]
         lines += [_row(key, value) for key, value in result["figures"].items()]
-        lines.append("")
+        lines += ["", *_more(name, result)]
     return "\n".join(lines)
+
+
+def _more(name: str, result: dict[str, Any]) -> list[str]:
+    """What a benchmark has to show besides its figures: how it was measured, a picture, a table."""
+    lines = list[str]()
+    if "note" in result:
+        lines += [result["note"], ""]
+    if (PICTURES / f"{name}.png").is_file():
+        lines += [f"![{name}](images/{name}.png)", ""]
+    if "table" in result:
+        rows = [result["table"]["head"], ["---"] * len(result["table"]["head"]), *result["table"]["rows"]]
+        lines += [*(f"| {' | '.join(cell.replace('*', chr(92) + '*') for cell in row)} |" for row in rows), ""]
+    return lines
 
 
 def _row(key: str, value: float) -> str:

@@ -184,6 +184,12 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 HEAD = ("", "steps/s", "limit", "of limit", "bytes/step", "T0 ms", "cores %")
+NOTE = (
+    f"{ENVS} environments of doapp stepped as a batch, practice engines with pre-rendered frames at published speed; notebook, "
+    "line and host are one machine. The limit is N / (T0 + R + 8·N·b/W): T0 is the time of the same batch over direct "
+    "connections without distance, measured in the same run, R the round trip, b the bytes a step on a line of W bit/s. "
+    f"A star marks points where the cores were busy above {BUSY_PERCENT:.0f} %: there the processor is the limit, not the line."
+)
 
 
 def main() -> None:
@@ -214,7 +220,7 @@ def main() -> None:
             for way, name in WAYS.items()
         },
     )
-    write_results("wan", figures)
+    write_results("wan", figures, head=HEAD, rows=rows, note=NOTE)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class _Pipe(asyncio.Protocol):
             if self.peer.dead or self.peer.transport.is_closing():
                 continue
             if data is None:
-                if self.peer.transport.can_write_eof():
+                with contextlib.suppress(OSError):  # the other end has gone already
                     self.peer.transport.write_eof()
             else:
                 self.peer.transport.write(data)

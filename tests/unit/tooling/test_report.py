@@ -14,3 +14,12 @@ def test_the_page_says_which_figures_keep_their_aim() -> None:
     assert rows["lease.pairs_over_get"].endswith("| 0.2 | at least 0.35 | **no** |")
     assert "12,346" in rows["lease.rate_per_s"]
     assert "Machine: cores 2" in page
+
+
+def test_the_page_shows_what_a_benchmark_has_besides_figures() -> None:
+    """A note and a table stand below a benchmark's figures, with marks like * as they are."""
+    more = {"note": "Over a line.", "table": {"head": ["", "steps/s"], "rows": [["tunnel", "80*"]]}}
+    page = report.page({"unseen": {"machine": "here", "figures": {}, **more}})
+    assert "\nOver a line.\n" in page
+    assert "| tunnel | 80\\* |" in page
+    assert "](images/" not in page
