@@ -110,12 +110,6 @@ def pending_before(db: sqlite3.Connection, pool: str, seq: int) -> int:
     return int(count)
 
 
-def count_pending(db: sqlite3.Connection, pool: str) -> int:
-    """How many leases wait for a pool."""
-    (count,) = db.execute("SELECT count(*) FROM leases WHERE pool = ? AND state = 'pending'", (pool,)).fetchone()
-    return int(count)
-
-
 def counts(db: sqlite3.Connection, pool: str) -> dict[LeaseState, int]:
     """How many leases of a pool are pending, and how many active."""
     found = db.execute(
@@ -176,12 +170,16 @@ def touch(db: sqlite3.Connection, lease_id: str) -> None:
     db.execute("UPDATE leases SET version = version + 1 WHERE id = ?", (lease_id,))
 
 
-def forget_ended(db: sqlite3.Connection, before: float) -> int:
-    """Delete leases that ended before that time, with their idempotency keys."""
-    return db.execute(
-        "DELETE FROM leases WHERE ended_at < ? AND id NOT IN (SELECT lease_id FROM engines WHERE lease_id IS NOT NULL)",
-        (before,),
+def forget_ended(db: sqlite3.Connection, before: float, *, at_most: int = 20_000) -> int:
+    """Delete leases that ended before that time, with their idempotency keys; not all at once, because others wait to write."""
+    gone = db.execute(
+        "DELETE FROM leases WHERE id IN (SELECT id FROM leases WHERE ended_at < ? "
+        "AND id NOT IN (SELECT lease_id FROM engines WHERE lease_id IS NOT NULL) LIMIT ?)",
+        (before, at_most),
     ).rowcount
+    if gone:
+        db.execute("DELETE FROM idempotency WHERE lease_id NOT IN (SELECT id FROM leases)")
+    return gone
 
 
 def versions(db: sqlite3.Connection) -> dict[str, int]:

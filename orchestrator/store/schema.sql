@@ -100,11 +100,12 @@ CREATE TABLE slots (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX slots_empty ON slots (empty_since) WHERE empty_since IS NOT NULL;
 
+-- Goes with its lease, all at once: a foreign key would search the whole table for each lease that is forgotten.
 CREATE TABLE idempotency (
     holder      TEXT NOT NULL,
     key         TEXT NOT NULL,
     body_sha256 TEXT NOT NULL,
-    lease_id    TEXT NOT NULL REFERENCES leases (id) ON DELETE CASCADE,
+    lease_id    TEXT NOT NULL,
     created_at  REAL NOT NULL,
     PRIMARY KEY (holder, key)
 ) STRICT, WITHOUT ROWID;
