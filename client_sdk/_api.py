@@ -52,6 +52,11 @@ class Api:
         """Give a lease back; again is fine."""
         self.session.command("DELETE", _lease(lease_id), read_timeout_s=timeout_s, patient=patient)
 
+    def fault(self, pool: str) -> str | None:
+        """What keeps a pool from having engines, in words; None when nothing does. Asked once, and soon given up."""
+        found = self.session.call("GET", "/v1/pools", answer=models.PoolList, read_timeout_s=5.0, patient=False).pools
+        return next((one.fault for one in found if one.name == pool), None)
+
     def leases(self) -> list[models.Lease]:
         """The caller's leases, newest first; everybody's for an admin."""
         return self.session.call("GET", "/v1/leases", answer=models.LeaseList).leases

@@ -102,8 +102,15 @@ class Cornerman:
             if lease.state not in ENDED_LEASE_STATES:
                 return lease
 
+    def _fault(self, pool: str) -> str | None:
+        """What the waiting may be for; that this cannot be told must not end it."""
+        with contextlib.suppress(CornermanError):
+            return self._api.fault(pool)
+        return None
+
     def _wait(self, lease: Lease, envs: int, deadline: float | None, timeout_s: float | None) -> None:
         progress, started = Progress(quiet=self._quiet), time.monotonic()
+        told: str | None = None
         try:
             while lease.state is not LeaseState.ACTIVE:
                 now = time.monotonic()
@@ -112,6 +119,10 @@ class Cornerman:
                         f"{envs} engines did not become free within {timeout_s:g} s; "
                         "wait longer, ask for fewer, or look with `cornerman ps` who holds them."
                     )
+                fault = None if self._quiet else self._fault(lease.pool)
+                if fault is not None and fault != told:
+                    progress.tell(f"Pool {lease.pool} cannot start engines just now: {fault}")
+                told = fault
                 progress.show(_waiting_text(lease, envs), elapsed_s=now - started)
                 lease.wait(within_s=_POLL_S if deadline is None else min(_POLL_S, deadline - now))
         finally:

@@ -27,6 +27,12 @@ class Progress:
             self._write(f"{text}\n")
             self._shown = text
 
+    def tell(self, text: str) -> None:
+        """Say a sentence that stays; the line goes on below it."""
+        self.done()
+        if not self._quiet and self._stream is not None:
+            self._write(f"cornerman: {text}\n")
+
     def done(self) -> None:
         """Wipe the line that changes in place."""
         if self._in_place and self._shown:

@@ -68,6 +68,7 @@ class FakeDaemon:
     faults: list[Fault] = field(default_factory=list)
     leases: dict[str, Held] = field(default_factory=dict)
     ca_pem: str = ""
+    pool_fault: str | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _engines: int = 0
 
@@ -82,6 +83,30 @@ class FakeDaemon:
     @property
     def renewals(self) -> list[Seen]:
         return self.calls("POST", r"/v1/leases/[^/]+/renew")
+
+    def pools(self) -> models.PoolList:
+        """Its one pool, with what is wrong with it."""
+        return models.PoolList(
+            pools=[
+                models.Pool(
+                    name="default",
+                    runtime="process",
+                    image="practice",
+                    allowed_images=["practice"],
+                    expose="local",
+                    min_ready=0,
+                    max_engines=self.capacity,
+                    paused=False,
+                    degraded=self.pool_fault is not None,
+                    fault=self.pool_fault,
+                    fault_at=None,
+                    counts={},
+                    wanted=0,
+                    pending_leases=0,
+                    active_leases=0,
+                )
+            ]
+        )
 
     def state(self, lease_id: str) -> LeaseState:
         """The state of a lease now, expiry included."""
@@ -130,6 +155,7 @@ class FakeDaemon:
                 queue_position=1,
                 ended_because=None,
                 version=1,
+                relay=self.relay,
                 envs=[],
             )
             if not request.wait and self._free() < request.envs:
@@ -285,6 +311,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "POST", ["leases", lease_id, "envs", rank, "replace"]:
                 wish = models.ReplaceRequest.model_validate(seen.body)
                 return 200, daemon.replace(lease_id, int(rank), wish).model_dump_json().encode()
+            case "GET", ["pools"]:
+                return 200, daemon.pools().model_dump_json().encode()
             case "GET", ["engines"]:
                 return 200, self._engines().model_dump_json().encode()
         raise Refusal(404, "not-found", f"There is nothing at {seen.path}.")

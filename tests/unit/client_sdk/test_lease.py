@@ -116,6 +116,17 @@ def test_waiting_gets_the_engines_when_they_are_free(
     )
 
 
+def test_who_waits_is_told_why_no_engine_comes(
+    daemon: FakeDaemon, host: Cornerman, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who waits for a pool that cannot start engines reads the reason, once."""
+    daemon.pool_fault = "the image is not here: pull it"
+    with host.lease(envs=8), pytest.raises(WaitTimeout):
+        host.lease(envs=1, timeout_s=0.3)
+    told = capsys.readouterr().err
+    assert told.count("cannot start engines just now: the image is not here: pull it") == 1
+
+
 def test_quiet_shows_nothing(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     """No progress is shown to who wants none."""
     host = Cornerman(daemon.url, quiet=True)
