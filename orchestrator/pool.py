@@ -131,6 +131,7 @@ class PoolService:
     def run(self, stop: threading.Event, beat: Callable[[], None]) -> None:
         """Observe and tick until ``stop``: at every change of the store, when work is done, and at least every ``tick_s``; ``beat`` after each tick."""
         self._changes = Changes(self._database)
+        fault = ""
         for observer in self._observers.values():
             observer.start()
         try:
@@ -138,8 +139,11 @@ class PoolService:
                 seen, began = self._changes.number, time.thread_time()
                 try:
                     self.tick()
+                    fault = ""
                 except CornermanError as error:
-                    log.warning("tick failed", fault=str(error))
+                    if str(error) != fault:  # a full disk would be told of at every tick
+                        log.warning("tick failed", fault=str(error))
+                    fault = str(error)
                 except Exception:  # the loop's edge: one bad tick must not end the daemon
                     log.exception("tick failed")
                 beat()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 
+import structlog
+
 from orchestrator import diagnosis
 from orchestrator.errors import NotFound
 from orchestrator.interfaces import Now, Runtime, Seen
@@ -12,6 +14,8 @@ from orchestrator.leasing import Leasing
 from orchestrator.model import Engine, EngineState, Policy
 from orchestrator.store import engines, events, pools
 from orchestrator.store.database import Database
+
+log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_S = 60.0
 _LIVE = (EngineState.STARTING, EngineState.READY, EngineState.LEASED)
@@ -61,10 +65,12 @@ class Records:
             retry_at = (
                 pool.retry_at if backs_off else now + min(MAX_BACKOFF_S, 2.0 ** min(max(pool.fail_streak, tries), 10))
             )
-            if pools.note_fault(db, pool_name, fault=fault, retry_at=retry_at, again=not backs_off, now=now):
-                events.record(
-                    db, "pool.degraded", f"pool {pool_name} cannot start engines: {fault}", now=now, pool=pool_name
-                )
+            degraded = pools.note_fault(db, pool_name, fault=fault, retry_at=retry_at, again=not backs_off, now=now)
+            if degraded:
+                text = f"pool {pool_name} cannot start engines: {fault}"
+                events.record(db, "pool.degraded", text, now=now, pool=pool_name)
+        if degraded:
+            log.warning("a pool cannot start engines", pool=pool_name, fault=fault)
 
     def call_well(self, pool_name: str) -> None:
         """Whatever was wrong with a pool, it lacks nothing now."""
@@ -76,6 +82,7 @@ class Records:
         """As ``call_well``, in the caller's transaction."""
         if pools.note_success(db, pool_name):
             events.record(db, "pool.recovered", f"pool {pool_name} is well again", now=now, pool=pool_name)
+            log.info("a pool is well again", pool=pool_name)
 
 
 def explain(seen: Seen, runtime: Runtime) -> str:

@@ -341,7 +341,9 @@ def test_a_bad_image_is_tried_ever_more_slowly(core: Callable[..., Core]) -> Non
     for engine in here.ready():
         here.host.kill(engine.name, log=("terminate called",))
     here.host.images = set()
-    here.settle(ticks=240)
+    with capture_logs() as logs:
+        here.settle(ticks=240)
+    assert [line["pool"] for line in logs if line["event"] == "a pool cannot start engines"] == ["main"]
     assert "image" in (here.pool_state().fault or "")
     assert len(here.events("pool.degraded")) == 1
     assert here.pool_state().fail_streak <= 8
