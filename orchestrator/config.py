@@ -261,13 +261,13 @@ def build(values: Toml, *, where: str = "the configuration") -> Config:
     try:
         config = Config(**values)
     except ValidationError as error:
-        faults = "; ".join(f"{_place(item['loc'])}: {_text(item)}" for item in error.errors(include_url=False))
+        faults = "; ".join(_place(item["loc"]) + _text(item) for item in error.errors(include_url=False))
         raise ConfigError(f"{where} is not usable: {faults}.") from None
     return config
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in loc) or "the whole"
+    return ".".join(str(part) for part in loc) + ": " if loc else ""
 
 
 def _text(item: Any) -> str:

@@ -164,7 +164,7 @@ def render(places: Places, choices: Choices) -> str:
         image=_quoted(image),
         expose=choices.expose,
         bind=_bind_line(choices),
-        min_ready=min(choices.min_ready, choices.max_engines),
+        min_ready=choices.min_ready,
         max_engines=choices.max_engines,
         credentials_path=_path_line("credentials_path", choices.credentials, "/home/me/.diambra/credentials"),
         roms_path=_path_line("roms_path", choices.roms, "/home/me/roms"),

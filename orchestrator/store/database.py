@@ -27,6 +27,7 @@ RETRY_S = 0.001
 POLL_S = 0.05
 """How often ``Changes`` looks; each look costs some 40 microseconds, so that more often would be felt in an idle daemon."""
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
+_BROKEN = ("not a database", "malformed")
 
 
 _numbers = itertools.count()
@@ -77,9 +78,9 @@ class Database:
             database._migrate()
         except (sqlite3.Error, OSError) as error:
             database.close()
-            raise ConfigError(
-                f"The database {path} cannot be opened ({error}): check the owner and the free space of {path.parent}."
-            ) from error
+            broken = any(sign in str(error) for sign in _BROKEN)
+            cure = "restore it from a backup" if broken else f"check the owner and the free space of {path.parent}"
+            raise ConfigError(f"The database {path} cannot be opened ({error}): {cure}.") from error
         except BaseException:
             database.close()
             raise

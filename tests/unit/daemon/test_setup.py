@@ -118,6 +118,7 @@ def test_an_interrupted_init_can_be_run_again(tmp_path: Path, monkeypatch: pytes
         ({"public_host": ""}, "no name or address of a host"),
         ({"pool": "No Such"}, "no name of a pool"),
         ({"max_engines": 1001}, "max_engines"),
+        ({"min_ready": 5, "max_engines": 2}, r"min_ready \(5\) is above max_engines \(2\)"),
         ({"port": 70000}, "server.port"),
         ({"credentials": Path("/nonexistent/credentials")}, "log in with 'diambra user login'"),
         ({"credentials": Path("/etc")}, "is a folder"),
