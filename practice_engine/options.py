@@ -11,10 +11,6 @@ PREFIX = "CORNERMAN_PRACTICE_"
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
-class OptionError(ValueError):
-    """An option nobody can follow; the text says which one and what would do."""
-
-
 @dataclass(frozen=True)
 class Speed:
     """How fast games run: "published", "unlimited" or frames/s."""

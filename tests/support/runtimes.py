@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import threading
 import time
-from collections.abc import Iterator
 
-from orchestrator.errors import FaultKind, RuntimeFault
-from orchestrator.interfaces import EngineSpec, HostEvent, Seen
+from orchestrator.interfaces import EngineSpec
 from orchestrator.runtimes.fake import FakeHost, FakeRuntime
 
 
@@ -85,15 +82,6 @@ class CrashingRuntime(FakeRuntime):
             self.host.kill(name, exit_code=self.exit_code, log=self.last_lines)
 
 
-class PromptingRuntime(NeverReadyRuntime):
-    """Its engines ask for credentials and never answer."""
-
-    def start(self, handle: str) -> None:
-        super().start(handle)
-        with self.host.lock:
-            self.host.engines[handle].log[:] = ["Insert username and password (retry 1/5)"]
-
-
 class LeakyRuntime(FakeRuntime):
     """Says that it removed an engine, the first ``times`` times, and did not."""
 
@@ -106,41 +94,3 @@ class LeakyRuntime(FakeRuntime):
             self.left -= 1
             return
         super().remove(handle)
-
-
-class StuckRuntime(FakeRuntime):
-    """Cannot remove the engines whose names are in ``stuck``: each try takes ``delay_s`` and times out."""
-
-    def __init__(self, instance: str, host: FakeHost | None = None, *, delay_s: float = 0.2) -> None:
-        super().__init__(instance, host)
-        self.delay_s = delay_s
-        self.stuck: set[str] = set()
-
-    def remove(self, handle: str) -> None:
-        with self.host.lock:
-            engine = self.host.engines.get(handle)
-        if engine is not None and engine.spec.name in self.stuck:
-            time.sleep(self.delay_s)
-            raise RuntimeFault(FaultKind.TIMEOUT, "The engine host took too long to remove an engine: look at it.")
-        super().remove(handle)
-
-
-class DeafRuntime(FakeRuntime):
-    """Tells no events: only listings show what happens."""
-
-    def events(self) -> Iterator[HostEvent]:
-        return iter(())
-
-
-class BlinkingRuntime(FakeRuntime):
-    """Every ``every``-th listing fails as if the engine host were out of reach."""
-
-    def __init__(self, instance: str, host: FakeHost | None = None, *, every: int = 2) -> None:
-        super().__init__(instance, host)
-        self._every, self._listings = every, 0
-
-    def list(self) -> builtins.list[Seen]:
-        self._listings += 1
-        if self._listings % self._every == 0:
-            raise RuntimeFault(FaultKind.UNREACHABLE, "The engine host does not answer: start it.")
-        return super().list()
