@@ -68,6 +68,7 @@ class FakeDaemon:
     faults: list[Fault] = field(default_factory=list)
     leases: dict[str, Held] = field(default_factory=dict)
     ca_pem: str = ""
+    relay: models.Relay | None = None  # where leases are told to find their lanes
     pool_fault: str | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _engines: int = 0

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import http
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -217,6 +218,38 @@ class FakeRelay:
         if self.spoil is not None:
             data, self.spoil = self.spoil(data), None
         return data, flags
+
+
+class RelayThread:
+    """A fake relay on a thread of its own, for tests that block; ``do`` runs something on its loop."""
+
+    def __init__(self, relay: FakeRelay) -> None:
+        self.relay = relay
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.do(relay.start())
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` beside the relay."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def close(self) -> None:
+        """End it."""
+        self.do(self.relay.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@contextlib.contextmanager
+def relaying(relay: FakeRelay) -> Iterator[RelayThread]:
+    """``relay`` on a thread of its own until the end of the block."""
+    thread = RelayThread(relay)
+    try:
+        yield thread
+    finally:
+        thread.close()
 
 
 def _bytes(message: str | bytes) -> bytes:
