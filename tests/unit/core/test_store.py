@@ -101,7 +101,7 @@ def test_a_migration_is_done_once_and_wholly(
 def test_what_is_no_database_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     """A damaged file does not end in a traceback of somebody else's library."""
     (tmp_path / "cornerman.db").write_bytes(content)
-    with pytest.raises(ConfigError, match="cannot be opened .*restore it from a backup"):
+    with pytest.raises(ConfigError, match=r"cannot be opened .*restore it from a backup"):
         Database.open(tmp_path / "cornerman.db")
 
 
