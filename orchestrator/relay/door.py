@@ -28,7 +28,8 @@ class Door(socket.socket):
     """
 
     def __init__(self, family: int, *, turned_away: Callable[[str], None] = lambda peer: None) -> None:
-        super().__init__(family, socket.SOCK_STREAM)
+        # Named, because asyncio lets small answers leave at once (TCP_NODELAY) only where it sees the protocol.
+        super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._turned_away = turned_away
         self._waiting: dict[int, _Waiting] = {}  # by file descriptor, oldest first
 
