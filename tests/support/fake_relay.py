@@ -150,7 +150,12 @@ class FakeRelay:
             (first,) = wire.frames(_bytes(await socket.recv()), {Kind.HELLO})
             hello = wire.hello_of(first)
             resumed = (hello.session, hello.epoch) == (self.session, self.epoch)
+            former = None if hello.session == self.session else self.socket
             self.session, self.socket, self._streams = hello.session, socket, {}
+            if former is not None:
+                with contextlib.suppress(ConnectionClosed):
+                    await former.send(wire.text_frame(Kind.BYE, "Another client connected.", code=Bye.TAKEN_OVER))
+                    await former.close()
             self.connections += 1
             infos = [
                 LaneInfo(lane=lane.rank, generation=lane.generation, ready=lane.ready, ran=lane.ran, fresh=lane.fresh)
