@@ -41,13 +41,13 @@ class Attack:
         return self.startup + self.active + self.recovery
 
 
-JAB = Attack("jab", startup=4, active=3, recovery=7, reach=40, damage=40, height=Height.HIGH)
-KICK = Attack("kick", startup=7, active=4, recovery=11, reach=56, damage=65, push=14)
-STRAIGHT = Attack("straight", startup=11, active=4, recovery=14, reach=52, damage=110, height=Height.HIGH, push=20)
-SWEEP = Attack("sweep", startup=9, active=4, recovery=17, reach=58, damage=80, height=Height.LOW, knockdown=True)
-UPPERCUT = Attack("uppercut", startup=5, active=6, recovery=24, reach=36, damage=120, rise=110, knockdown=True)
-RUSH = Attack("rush", startup=13, active=6, recovery=18, reach=46, damage=95, lunge=4.0, push=22)
-THROW = Attack("throw", startup=5, active=2, recovery=20, reach=24, damage=120, height=Height.THROW, knockdown=True)
+JAB = Attack("jab", startup=4, active=3, recovery=5, reach=40, damage=40, height=Height.HIGH)
+KICK = Attack("kick", startup=6, active=4, recovery=7, reach=56, damage=65, push=14)
+STRAIGHT = Attack("straight", startup=9, active=4, recovery=10, reach=52, damage=110, height=Height.HIGH, push=20)
+SWEEP = Attack("sweep", startup=8, active=4, recovery=12, reach=58, damage=80, height=Height.LOW, knockdown=True)
+UPPERCUT = Attack("uppercut", startup=5, active=6, recovery=17, reach=36, damage=120, rise=110, knockdown=True)
+RUSH = Attack("rush", startup=10, active=6, recovery=11, reach=46, damage=95, lunge=4.0, push=22)
+THROW = Attack("throw", startup=4, active=2, recovery=14, reach=24, damage=120, height=Height.THROW, knockdown=True)
 
 BASIC = (JAB, KICK, STRAIGHT, SWEEP, UPPERCUT, RUSH)
 COMBINED = (

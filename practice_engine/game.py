@@ -18,7 +18,7 @@ _JUMP_DRIFT = 3.0
 _WALK_FORWARD = 2.6
 _WALK_BACK = 2.1
 _GET_UP_FRAMES = 34
-_MISS_FRAMES = 8  # a blow into the air leaves one open for longer
+_MISS_FRAMES = 6  # a blow into the air leaves one open for longer
 _CHIP = 0.12  # share of the damage that gets through a block
 
 # Module names for the hot loop: an IntEnum attribute look-up costs more than the comparison it serves.

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from practice_engine.attacks import JAB, SWEEP, THROW, UPPERCUT, Attack, attacks_of
@@ -170,6 +170,7 @@ def test_every_button_of_every_game_is_an_attack(game_id: str) -> None:
     assert len(set(single)) == game.n_attacks_no_comb - 1
 
 
+@settings(deadline=None, max_examples=40)  # a busy machine is no failure
 @given(seed=st.integers(0, 10_000), frames=st.integers(1, 400))
 def test_any_play_keeps_the_world_whole(seed: int, frames: int) -> None:
     """Whatever is pressed: nobody leaves the screen, sinks into the ground, heals, or leaves the health's bounds."""
