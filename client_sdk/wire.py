@@ -270,7 +270,8 @@ def frames(message: bytes, allowed: Iterable[Kind]) -> Iterator[Frame]:
             raise WireError("A frame's header is cut short.")
         number, code, lane, generation, seq, size = HEADER.unpack_from(view, at)
         at += HEADER.size
-        if number not in _KINDS or (kind := Kind(number)) not in allowed:
+        kind = _KINDS.get(number)
+        if kind is None or kind not in allowed:
             raise WireError(f"A frame of kind {number} is not allowed here.")
         if size > _LIMITS[kind]:
             raise WireError(f"A {kind.name} of {size} bytes is longer than {_LIMITS[kind]}.")
@@ -282,15 +283,16 @@ def frames(message: bytes, allowed: Iterable[Kind]) -> Iterator[Frame]:
         at += size
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
+_KINDS = {int(kind): kind for kind in Kind}
+_METHODS = {int(method): method for method in Method}
 
 
 def method_of(call: Frame) -> Method:
     """The method of a CALL; WireError when there is none of that number."""
-    try:
-        return Method(call.code)
-    except ValueError:
-        raise WireError(f"There is no method {call.code}.") from None
+    method = _METHODS.get(call.code)
+    if method is None:
+        raise WireError(f"There is no method {call.code}.")
+    return method
 
 
 def answer_of(answer: Frame) -> Answer:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import zstandard
 
 from client_sdk.wire import MAX_WINDOW_LOG, Flags
 
-# Measured on fights of the practice engine. Poses and backgrounds come back, so a window of many frames pays: with 4 frames
-# of 480x512x3 replies shrink 28-fold, with 11 (the largest window) 37-fold. Level 1 alone keeps too few places in mind for
-# them (2-fold); a larger table cures that, and long-distance matching finds what is further away (23 -> 37), for a third
-# more time. Small frames gain nothing from it.
+# Measured on fights of the practice engine (docs/decisions/0022). Poses and backgrounds come back, so a window of many
+# frames pays: with 4 frames of 480x512x3 replies shrink 28-fold, with 11 (the largest window) 37-fold. zstd's own settings
+# for level 1 keep too few places in mind (2-fold). Long-distance matching finds what is further away (27 -> 37-fold) for
+# twice the time, so it is for clients at a distance, where the line is the limit. Small frames gain nothing from it.
 LEVEL, MIN_MATCH = 1, 5
 FRAMES_IN_WINDOW = 32
 MIN_WINDOW_LOG = 17
-HASH_LOG, LARGE_HASH_LOG = 16, 17
 LARGE_BYTES = 64 * 1024
 SMALL_BYTES = 128  # below this a reply is not worth a stream
+_SMALL = {"hash_log": 16}
+_LARGE_FAR = {"hash_log": 17, "enable_ldm": True}
+_LARGE_NEAR = {"hash_log": 18, "chain_log": 15, "strategy": zstandard.STRATEGY_DFAST}
+
+
+def _always() -> bool:
+    return True
 
 
 class Encoder:
-    """The compressing end of one lane over one connection."""
+    """The compressing end of one lane over one connection; ``is_far`` is asked whenever a stream begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_far: Callable[[], bool] = _always) -> None:
+        self._is_far = is_far
         self._stream: zstandard.ZstdCompressionObj | None = None
         self._window_log = 0
 
@@ -36,19 +45,13 @@ class Encoder:
         flags = Flags(0)
         window_log = min(MAX_WINDOW_LOG, max(MIN_WINDOW_LOG, (FRAMES_IN_WINDOW * len(reply)).bit_length()))
         if self._stream is None or window_log > self._window_log:  # a window opened by small frames ruins large ones
-            self._stream = _stream(window_log, large=len(reply) > LARGE_BYTES)
+            self._stream = self._begun(window_log, large=len(reply) > LARGE_BYTES)
             self._window_log, flags = window_log, Flags.NEW_STREAM
         return self._stream.compress(reply) + self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), flags
 
-
-def _stream(window_log: int, *, large: bool) -> zstandard.ZstdCompressionObj:
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        LEVEL,
-        window_log=window_log,
-        hash_log=LARGE_HASH_LOG if large else HASH_LOG,
-        min_match=MIN_MATCH,
-        enable_ldm=large,
-        write_content_size=0,
-        write_checksum=0,
-    )
-    return zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    def _begun(self, window_log: int, *, large: bool) -> zstandard.ZstdCompressionObj:
+        how: dict[str, int] = _SMALL if not large else _LARGE_FAR if self._is_far() else _LARGE_NEAR
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            LEVEL, window_log=window_log, min_match=MIN_MATCH, write_content_size=0, write_checksum=0, **how
+        )
+        return zstandard.ZstdCompressor(compression_params=parameters).compressobj()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -80,6 +81,8 @@ async def _run(config: Config, notifier: Notifier, *, child: bool) -> None:
     try:
         await _listen(relay, config, certificate)
         log.info("the relay is listening", bind=config.relay_bind, port=config.relay.port)
+        gc.collect()
+        gc.freeze()  # what is there now stays: steps need not pay for looking at it again and again
         notifier.ready()
         await _until(stop, relay, changes, certificate, notifier)
         notifier.stopping()

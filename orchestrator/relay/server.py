@@ -256,10 +256,12 @@ class Relay:
     # ------------------------------------------------------------ what was done
 
     async def record_forever(self) -> None:
-        """Write down every few seconds what the lanes have done."""
+        """Write down every few seconds what the lanes have done, and look after connections."""
         while True:
             await asyncio.sleep(RECORD_EVERY_S)
             await self.record()
+            for session in self._sessions.values():
+                session.look_after()
 
     async def record(self) -> None:
         """Write down what the lanes have done since last time."""

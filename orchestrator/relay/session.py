@@ -135,6 +135,7 @@ class Session:
         lanes = [lane.info() for lane in self.lanes.values()]
         welcome = Welcome(version=WIRE_VERSION, epoch=self._epoch, resumed=resumed, lanes=lanes)
         connection.tell(json_frame(Kind.WELCOME, welcome))
+        self._spawn(connection.measure())
 
     def _set_deadlines(self, hello: Hello) -> None:
         chosen = {
@@ -190,6 +191,11 @@ class Session:
                 self._connection.tell(
                     text_frame(Kind.LANE, text, code=int(lane.ready), lane=seat.rank, generation=seat.generation)
                 )
+
+    def look_after(self) -> None:
+        """Let go of a client that does not read."""
+        if self._connection is not None:
+            self._connection.drop_if_unread()
 
     def lose(self, rank: int, engine_id: str) -> None:
         """The engine serves another lease by now: it is called for this one no more."""

@@ -313,7 +313,12 @@ def test_a_client_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) ->
             assert session._connection is not None
             for _ in range(200):
                 session._connection.tell(text_frame(Kind.LANE, "x" * 4000) * 30)
-            await until(lambda: not session.connected)
+
+            def gone() -> bool:
+                session.look_after()
+                return not session.connected
+
+            await until(gone)
             async with house.client() as again:
                 assert (await again.hello(epoch=epoch)).lanes[0].ran == 1
 
