@@ -38,6 +38,7 @@ class Stock:
         ]
         # As diambra.arena.make() does, which takes addresses from DIAMBRA_ENVS: here there is more than one list of them.
         self.envs: list[Any] = list(self._threads.map(DiambraGym1P, settings))
+        self._own = [env.arena_engine.client for env in self.envs]
         self.reset()
 
     def reset(self) -> None:
@@ -47,11 +48,12 @@ class Stock:
     def play_at(self, step_ratio: int) -> None:
         """Begin anew with another step_ratio."""
 
-        def begin(env: Any) -> None:
+        def begin(env: Any, own: Client) -> None:
+            env.arena_engine.client = own
             env.env_settings.step_ratio = step_ratio
             env.arena_engine.env_init(env.env_settings.get_pb_request(init=True))
 
-        list(self._threads.map(begin, self.envs))
+        list(self._threads.map(begin, self.envs, self._own))
         self.reset()
 
     def actions(self) -> list[list[int]]:

@@ -196,7 +196,7 @@ def main() -> None:
     """Measure, print, draw, write; ``--quick`` takes one short turn at the main point and writes nothing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--seconds", type=float, default=2.5)
+    parser.add_argument("--seconds", type=float, default=2.0)
     chosen = parser.parse_args()
     points = POINTS[:1] if chosen.quick else POINTS
     with rig(3 * ENVS) as end:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-CHUNK_BYTES = 16 * 1024
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 * 1024, 128 * 1024
+CHUNK_S = 0.001  # of the line's time is read at once, so that fast lines cost less
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,12 @@ class Settings:
     rtt_s: float = 0.0
     bit_per_s: float | None = None
     queue_bytes: int = 256 * 1024
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much of a connection is read at once."""
+        wanted = MAX_CHUNK_BYTES if self.bit_per_s is None else int(self.bit_per_s / 8 * CHUNK_S)
+        return min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, wanted))
 
 
 class _Way:
@@ -74,9 +81,15 @@ class _Pipe(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         raw = self.transport.get_extra_info("socket")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.transport.set_write_buffer_limits(high=4 * CHUNK_BYTES)
-        self.transport.max_size = CHUNK_BYTES  # type: ignore[attr-defined]  # of one read
+        self.adapt()
         self._line.pipes.add(self)
+
+    def adapt(self) -> None:
+        """Read and hold as much at once as suits the line."""
+        if self.transport is not None:
+            chunk_bytes = self._line.settings.chunk_bytes
+            self.transport.set_write_buffer_limits(high=4 * chunk_bytes)
+            self.transport.max_size = chunk_bytes  # type: ignore[attr-defined]  # of one read
 
     def data_received(self, data: bytes) -> None:
         if self.dead:
@@ -185,6 +198,8 @@ class _Line:
     def change(self, settings: Settings) -> None:
         """Have other settings from the next byte on."""
         self.settings = self.up.settings = self.down.settings = settings
+        for pipe in self.pipes:
+            pipe.adapt()
 
     def cut(self, *, drop: bool) -> None:
         """Nothing gets through; with ``drop`` the connections of now are dead for ever, though nobody tells their ends."""
