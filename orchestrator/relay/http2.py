@@ -166,6 +166,8 @@ class Connection(asyncio.BufferedProtocol):
             self._forget(number, reset=reset)
             if not stream.answer.done():
                 stream.answer.set_result(response)
+            if self._why is not None and not self._streams and self._transport is not None:
+                self.close()  # the peer has said goodbye, and this was the last call
 
     def _send_blocked(self) -> None:
         """Send on of requests that are larger than the windows the peer gives."""
