@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
-import grpc.aio
+from client_sdk._grpc_server import Answer, Peer, Serve
+from client_sdk._lane import CallFault, Outcome
+from client_sdk._line import Line
+from client_sdk.wire import Method, Status
 
-from client_sdk._line import CallFault, Line
-from client_sdk.wire import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Method
-
-_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    ("grpc.so_reuseport", 0),
-)
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _METHODS = {method.path: method for method in Method}
+_GRPC_CODES = range(1, 17)
 
-Handler = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
 
+def serving(line: Line, rank: int) -> Serve:
+    """Passes every call of one local server on to one lane. A client that goes away leaves its call under way."""
 
-class Gateway(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Passes every call of one local server on to one lane."""
+    def serve(path: str, request: bytes, answer: Answer) -> None:
+        method = _METHODS.get(path)
+        if method is None:
+            answer(None, Status.UNIMPLEMENTED, f"There is no method {path[:100]} here, only interface.EnvServer's.")
+            return
 
-    def __init__(self, line: Line, rank: int) -> None:
-        self._line, self._rank = line, rank
-        self._handlers: Mapping[str, grpc.RpcMethodHandler] = {
-            path: grpc.unary_unary_rpc_method_handler(self._handler(method)) for path, method in _METHODS.items()
-        }
+        def done(outcome: Outcome) -> None:
+            if isinstance(outcome, CallFault):
+                answer(None, outcome.status if outcome.status in _GRPC_CODES else Status.UNKNOWN, outcome.text)
+            else:
+                answer(outcome.data)
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The handler of a method of ``interface.EnvServer``; None for any other."""
-        return self._handlers.get(handler_call_details.method)
+        line.submit(rank, method, request, done)
 
-    def _handler(self, method: Method) -> Handler:
-        async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-            try:
-                return (await self._line.call(self._rank, method, request)).data
-            except CallFault as fault:
-                await context.abort(_CODES.get(fault.status, grpc.StatusCode.UNKNOWN), fault.text)
-            raise AssertionError("abort always raises")
-
-        return handle
+    return serve
 
 
 class Gateways:
@@ -53,32 +40,40 @@ class Gateways:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._servers: list[grpc.aio.Server] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._peers: set[Peer] = set()
 
     async def open_sockets(self, folder: Path) -> list[str]:
         """Listen on ``folder/RANK.sock`` and return the addresses as the stock client takes them, by rank."""
-        return [await self._open(rank, f"unix:{folder / f'{rank}.sock'}") for rank in self._line.ranks]
+        loop = asyncio.get_running_loop()
+        addresses = []
+        for rank in self._line.ranks:
+            path = folder / f"{rank}.sock"
+            self._servers.append(await loop.create_unix_server(self._peer_of(rank), path))
+            addresses.append(f"unix:{path}")
+        return addresses
 
     async def open_ports(self, ports: Sequence[int] = ()) -> list[str]:
         """Listen on these ports of 127.0.0.1, or on free ones, and return the addresses by rank.
 
         Any user of this machine can connect.
         """
+        loop = asyncio.get_running_loop()
         wanted = dict(zip(self._line.ranks, ports, strict=False))
-        return [await self._open(rank, f"127.0.0.1:{wanted.get(rank, 0)}") for rank in self._line.ranks]
+        addresses = []
+        for rank in self._line.ranks:
+            server = await loop.create_server(self._peer_of(rank), "127.0.0.1", wanted.get(rank, 0))
+            self._servers.append(server)
+            addresses.append(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        return addresses
 
-    async def _open(self, rank: int, address: str) -> str:
-        server = grpc.aio.server(options=_OPTIONS)
-        server.add_generic_rpc_handlers((Gateway(self._line, rank),))
-        try:
-            port = server.add_insecure_port(address)
-        except RuntimeError as fault:
-            raise OSError(f"{address} cannot be listened on") from fault
-        await server.start()
-        self._servers.append(server)
-        return address if address.startswith("unix:") else f"127.0.0.1:{port}"
+    def _peer_of(self, rank: int) -> Callable[[], Peer]:
+        serve, known = serving(self._line, rank), self._peers
+        return lambda: Peer(serve, known=known)
 
     async def close(self) -> None:
-        """Stop listening; calls in flight are cancelled."""
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*(server.stop(grace=0.2) for server in self._servers))
+        """Stop listening, and let go of all clients."""
+        for server in self._servers:
+            server.close()
+        for peer in list(self._peers):
+            peer.close()

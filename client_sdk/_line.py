@@ -56,6 +56,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 ANSWER_GRACE_S = 10.0  # on top of the relay's own deadline, which is the one that normally ends a call
 REASON_GRACE_S = 3.0  # the reason why an engine was lost may come a little after its successor
 DECODE_ELSEWHERE_BYTES = 64 * 1024
+_AFTER_WELCOME = FROM_RELAY - {Kind.WELCOME}
 _TROUBLE = (OSError, InvalidHandshake, ConnectionClosed, WireError, EOFError, asyncio.TimeoutError)
 
 
@@ -179,7 +180,7 @@ class Line:
             while self._outbox and (socket := self._socket) is not None:
                 batch, self._outbox = self._outbox, []
                 with contextlib.suppress(ConnectionClosed):  # what was not sent is still open on its lane
-                    await socket.send(batch[0] if len(batch) == 1 else b"".join(batch))
+                    await socket.send_soon(batch[0] if len(batch) == 1 else b"".join(batch))
         finally:
             self._flushing = None
 
@@ -208,7 +209,13 @@ class Line:
             try:
                 async with dial(self._route, within_s=within_s) as socket:
                     assert isinstance(socket, Socket)
-                    await self._serve(socket)
+                    try:
+                        await self._serve(socket)
+                    except ConnectionClosed:
+                        if socket.broke is None:
+                            raise
+                    if socket.broke is not None:  # it says more than the connection's end that followed
+                        raise socket.broke
             except _TROUBLE as fault:
                 await self._note(fault)
             failures = failures + 1 if self.connections == before else 0
@@ -242,10 +249,11 @@ class Line:
             for one in others:
                 self._handle(one)
             self.opened.set()
-            async for message in socket:
-                for one in frames(_binary(message), FROM_RELAY - {Kind.WELCOME}):
-                    self._handle(one)
+            socket.deliver = self._message
+            async for message in socket:  # those that came before, or that are not one frame
+                self._message(_binary(message))
         finally:
+            socket.deliver = None
             self._socket, self._down_since = None, time.monotonic()
             self._outbox.clear()
             self._decoding.clear()
@@ -286,6 +294,10 @@ class Line:
                 self._send_call(lane, lane.open)
 
     # ------------------------------------------------------------ what the relay says
+
+    def _message(self, message: bytes) -> None:
+        for one in frames(message, _AFTER_WELCOME):
+            self._handle(one)
 
     def _handle(self, one: Frame) -> None:
         if one.kind is Kind.BYE:
