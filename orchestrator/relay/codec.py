@@ -8,7 +8,7 @@ import zstandard
 
 from client_sdk.wire import MAX_WINDOW_LOG, Flags
 
-# Measured on fights of the practice engine (docs/decisions/0022). Poses and backgrounds come back, so a window of many
+# Measured on fights of the practice engine (docs/decisions/0023). Poses and backgrounds come back, so a window of many
 # frames pays: with 4 frames of 480x512x3 replies shrink 28-fold, with 11 (the largest window) 37-fold. zstd's own settings
 # for level 1 keep too few places in mind (2-fold). Long-distance matching finds what is further away (27 -> 37-fold) for
 # twice the time, so it is for clients at a distance, where the line is the limit. Small frames gain nothing from it.

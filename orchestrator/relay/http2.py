@@ -1,7 +1,6 @@
 """The little of HTTP/2 (RFC 9113) that unary gRPC calls to an engine on this host need: bytes in, bytes out.
 
-The gRPC library costs 0.25 ms of CPU a call and four threads, which is half of what a step may cost a relay; this costs a
-quarter of that (docs/decisions/0021). Engines are asked to send headers without compression state, so that the same header
+The gRPC library's calls cost two and a half times as much CPU, and threads of its own (docs/decisions/0022). Engines are asked to send headers without compression state, so that the same header
 block always means the same: each is decoded once.
 """
 
