@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -31,6 +32,9 @@ SDK_TESTS = ROOT / "tests" / "unit" / "client_sdk"
 def pytest_configure(config: pytest.Config) -> None:
     """Mark this run's processes, so that the guard below knows whose they are."""
     os.environ[processes.MARK] = uuid.uuid4().hex
+    # Whoever runs tests in the background may ignore these, and every child would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Engines of tests listen on loopback, but DIAMBRA's client would ask a proxy for them.
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         os.environ.pop(name, None)
