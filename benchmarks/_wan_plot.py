@@ -21,7 +21,8 @@ def draw(path: Path, *, points: Sequence[str], ways: Mapping[str, Sequence[tuple
         where = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(points))]
         bars = axes.bar(where, [rate for rate, _, _ in values], 0.92 * width, label=name, color=COLOURS[number])
         labels = [f"{rate:.0f}{'*' if busy else ''}" for rate, _, busy in values]
-        axes.bar_label(bars, labels, fontsize=7, padding=1)
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # or the limit's line goes through the number
+        axes.bar_label(bars, labels, fontsize=7, padding=2, bbox=paper, zorder=5)
         edges = [at - 0.46 * width for at in where], [at + 0.46 * width for at in where]
         told = "limit" if number == len(ways) - 1 else "_"  # one line in the legend stands for all
         axes.hlines([limit for _, limit, _ in values], *edges, colors="black", linewidth=1.4, label=told)
