@@ -19,10 +19,11 @@ def draw(path: Path, *, points: Sequence[str], ways: Mapping[str, Sequence[tuple
     width = 0.8 / len(ways)
     for number, (name, values) in enumerate(ways.items()):
         where = [at + (number - (len(ways) - 1) / 2) * width for at in range(len(points))]
-        bars = axes.bar(where, [rate for rate, _, _ in values], 0.92 * width, label=name, color=COLOURS[number])
+        rates = [rate for rate, _, _ in values]
+        axes.bar(where, rates, 0.92 * width, label=name, color=COLOURS[number])
         labels = [f"{rate:.0f}{'*' if busy else ''}" for rate, _, busy in values]
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.4}  # or the limit's line goes through the number
-        axes.bar_label(bars, labels, fontsize=7, padding=2, bbox=paper, zorder=5)
+        for at, text in zip(where, labels, strict=True):
+            axes.text(at, 0, text, fontsize=7, color="white", ha="center", va="bottom")  # clear of the limit's line
         edges = [at - 0.46 * width for at in where], [at + 0.46 * width for at in where]
         told = "limit" if number == len(ways) - 1 else "_"  # one line in the legend stands for all
         axes.hlines([limit for _, limit, _ in values], *edges, colors="black", linewidth=1.4, label=told)
