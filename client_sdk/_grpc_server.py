@@ -31,6 +31,7 @@ MOST_STREAMS = 64
 MOST_HEADER_BYTES = 16_384
 MOST_BLOCKS = 64  # header blocks that are remembered
 MAX_WINDOW = (1 << 31) - 1
+LARGE = 64 * 1024
 
 _HEAD = struct.Struct("!HBBBI")  # length (24 bits), type, flags, stream
 _SETTING = struct.Struct("!HI")
@@ -340,14 +341,22 @@ class Peer(asyncio.Protocol):
             self._write(_frame(HEADERS, END_HEADERS | END_STREAM, number, block))
             self._close_stream(stream)
             return
-        body = _MESSAGE.pack(0, len(message)) + message
         trailers = _frame(HEADERS, END_HEADERS | END_STREAM, number, _DONE)
         opening = _frame(HEADERS, END_HEADERS, number, _OPENING)
-        if len(body) <= min(self._window, stream.window, self._frame_bytes):
-            self._window -= len(body)
-            self._write(opening + _frame(DATA, 0, number, body) + trailers)
+        prefix = _MESSAGE.pack(0, len(message))
+        size = len(prefix) + len(message)
+        if size <= min(self._window, stream.window, self._frame_bytes):
+            self._window -= size
+            head = opening + _HEAD.pack(size >> 8, size & 0xFF, DATA, 0, number) + prefix
+            if size < LARGE:
+                self._write(head + message + trailers)
+            else:  # a copy of a frame costs more than two more calls of the system
+                self._write(head)
+                self._write(message)
+                self._write(trailers)
             self._close_stream(stream)
             return
+        body = prefix + message
         self._write(opening)
         stream.unsent, stream.trailers = memoryview(body), trailers
         self._send(stream)
