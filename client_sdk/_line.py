@@ -296,10 +296,11 @@ class Line:
     # ------------------------------------------------------------ what the relay says
 
     def _message(self, message: bytes) -> None:
-        for one in frames(message, _AFTER_WELCOME):
-            self._handle(one)
+        found = [*frames(message, _AFTER_WELCOME)]
+        for one in found:
+            self._handle(one, alone=len(found) == 1)
 
-    def _handle(self, one: Frame) -> None:
+    def _handle(self, one: Frame, *, alone: bool = False) -> None:
         if one.kind is Kind.BYE:
             self._said_bye(one)
             return
@@ -309,18 +310,21 @@ class Line:
         if one.kind is Kind.LANE:
             self._lane_changed(lane, one)
         elif one.kind is Kind.ANSWER:
-            self._answer(lane, one)
+            self._answer(lane, one, alone=alone)
         elif one.kind is Kind.FAULT:
             self._outcome(lane, one, CallFault(one.code, one.text()))
         else:
             raise WireError(f"A second {one.kind.name} came.")
 
-    def _answer(self, lane: Lane, one: Frame) -> None:
-        """Decode an answer, also one that nobody waits for: the stream goes on. Large ones are decoded off the loop."""
+    def _answer(self, lane: Lane, one: Frame, *, alone: bool) -> None:
+        """Decode an answer, also one that nobody waits for: the stream goes on.
+
+        Large ones that come together are decoded off the loop, at the same time; for one by itself that is a detour.
+        """
         answer, queue = answer_of(one), self._decoding.get(lane.rank)
         if queue is not None:
             queue.append((one, answer))
-        elif answer.raw_size < DECODE_ELSEWHERE_BYTES:
+        elif answer.raw_size < DECODE_ELSEWHERE_BYTES or (alone and not self._decoding):
             self._outcome(lane, one, _reply(answer, lane.stream.decode(one.code, answer)))
         else:
             self._decoding[lane.rank] = queue = [(one, answer)]

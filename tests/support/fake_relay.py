@@ -53,6 +53,7 @@ class FakeRelay:
     epoch: str = "epoch-1"
     refusal: tuple[int, str, str] | None = None  # status, content type, body: of every handshake
     muted: bool = False  # runs what it gets and answers nothing
+    join: int = 1  # so many answers travel as one message, on the first connection
     spoil: Callable[[bytes], bytes] | None = None  # what is done to a compressed answer, once
     tls: ssl.SSLContext | None = None
     port: int = 0
@@ -63,6 +64,7 @@ class FakeRelay:
     given_up: list[tuple[int, int, str]] = field(default_factory=list)
     lanes: dict[int, FakeLane] = field(default_factory=dict)
     socket: ServerConnection | None = None
+    _joined: list[bytes] = field(default_factory=list)
     _streams: dict[int, Any] = field(default_factory=dict)
     _server: Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -207,8 +209,12 @@ class FakeRelay:
             message = wire.answer_frame(data, flags=flags, engine_us=1500, queue_us=20, raw_size=len(outcome), **place)
         else:
             message = wire.text_frame(Kind.FAULT, outcome[1], code=outcome[0], **place)
+        self._joined.append(message)
+        if len(self._joined) < self.join and self.connections == 1:
+            return
+        together, self._joined = b"".join(self._joined), []
         with contextlib.suppress(ConnectionClosed):
-            await self.send(message)
+            await self.send(together)
 
     def _compress(self, rank: int, reply: bytes) -> tuple[bytes, Flags]:
         if len(reply) < 4:

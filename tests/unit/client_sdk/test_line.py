@@ -103,6 +103,29 @@ def test_replies_are_bit_exact() -> None:
     within(SOON_S, scenario())
 
 
+def test_large_replies_that_come_together() -> None:
+    """Large replies of several lanes in one message are each their own lane's, bit by bit, time after time."""
+
+    async def scenario() -> None:
+        async def engine(lane: FakeLane, method: Method, request: bytes) -> bytes:
+            return replies[lane.rank][lane.steps - 1]
+
+        start = os.urandom(200_000)
+        replies = [[start + os.urandom(9) + b"%d" % lane for _ in range(6)] for lane in range(4)]
+        relay = FakeRelay(lanes_wanted=4, engine=engine, join=4)
+        async with connected(relay) as line:
+            for number in range(6):
+                got = await asyncio.gather(*(line.call(rank, Method.STEP, b"") for rank in range(4)))
+                assert [reply.data for reply in got] == [replies[rank][number] for rank in range(4)]
+            relay.spoil = lambda data: data[:-3]
+            relay.lanes[0].steps = relay.lanes[1].steps = relay.lanes[2].steps = relay.lanes[3].steps = 0
+            calls = [asyncio.ensure_future(line.call(rank, Method.STEP, b"")) for rank in range(4)]
+            await until(lambda: line.connections == 2)
+            assert [reply.data for reply in await asyncio.gather(*calls)] == [replies[rank][0] for rank in range(4)]
+
+    within(SOON_S, scenario())
+
+
 def test_broken_line_is_a_pause() -> None:
     """A line that breaks while a call runs is made again, and the call gets its answer, having run once."""
 
