@@ -80,15 +80,14 @@ make_own_base() {
   [ "$(id -u)" = 0 ] || die "cannot pull $base, and making a base needs root; pull one, or set BASE_IMAGE to one that is there"
   command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq debootstrap; } >/dev/null ||
     die "cannot pull $base and debootstrap is missing; install it, or set BASE_IMAGE to an image with Python 3.11"
-  debootstrap --variant=minbase --include=python3 bookworm "$work/root" >"$work/debootstrap.log" 2>&1 || {
+  debootstrap --variant=minbase --include=python3 bookworm "$work/tree" >"$work/debootstrap.log" 2>&1 || {
     tail -n 5 "$work/debootstrap.log" >&2
     die "debootstrap failed; its last lines are above"
   }
-  rm -rf "$work/root/var/cache/apt/archives" "$work"/root/var/lib/apt/lists/* "$work/root/usr/share/doc" \
-    "$work/root/usr/share/locale" "$work/root/usr/share/man"
-  tar -C "$work/root" --numeric-owner -c . |
+  (cd "$work/tree" && rm -rf var/cache/apt/archives var/lib/apt/lists/* usr/share/doc usr/share/locale usr/share/man)
+  tar -C "$work/tree" --numeric-owner -c . |
     docker import --change 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' - "$own_base" >/dev/null
-  rm -rf --one-file-system "$work/root"
+  rm -rf --one-file-system "$work/tree"
 }
 
 if ! have_image "$base"; then
