@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+from client_sdk import _forkserver
+
 NAME = "DIAMBRA_ENVS"
 
 
@@ -49,11 +51,14 @@ class Claims:
     def _write(self, value: str | None) -> None:
         if os.environ.get(NAME) != self._written:
             return
+        if value == self._written:
+            return
         if value is None:
             os.environ.pop(NAME, None)
         else:
             os.environ[NAME] = value
         self._written = value
+        _forkserver.forget()
 
 
 # One for the process, as the variable itself is.
