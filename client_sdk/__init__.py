@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         WrongConnectionString,
     )
     from client_sdk._lease import Lease
+    from client_sdk.vector import make_parallel, make_vec
 
 __all__ = [
     "ConnectionFault",
@@ -57,14 +58,18 @@ __all__ = [
     "WrongArgument",
     "WrongConnectionString",
     "__version__",
+    "make_parallel",
+    "make_vec",
 ]
+
+_HOMES = {"Cornerman": "_client", "Lease": "_lease", "make_parallel": "vector", "make_vec": "vector"}
 
 
 def __getattr__(name: str) -> Any:
     """The public names are loaded when they are first used: the daemon takes only the wire models from here."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = {"Cornerman": "_client", "Lease": "_lease"}.get(name, "_errors")
+    home = _HOMES.get(name, "_errors")
     value = getattr(importlib.import_module(f"client_sdk.{home}"), name)
     globals()[name] = value
     return value

@@ -130,6 +130,11 @@ class Line:
         lane.waiting.append(Call(method, request, done, limit_s=self._limits_s[method], since=time.monotonic()))
         self._advance(lane)
 
+    @property
+    def out_of_reach(self) -> str | None:
+        """Why calls are refused until the line comes back, or None."""
+        return None if self._out_of_patience is None else self._out_of_patience.text
+
     def _unusable(self) -> CallFault | None:
         if self.lost is not None:
             return CallFault(Status.UNAVAILABLE, str(self.lost))

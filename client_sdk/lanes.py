@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from client_sdk._errors import ConnectionFault, CornermanError, LeaseLost, UntrustedHost
 from client_sdk._lane import CallFault, Outcome, Reply
@@ -82,15 +82,20 @@ class Lanes:
         self._line = self._thread.line
 
     @classmethod
-    def of(cls, lease: Lease) -> Lanes:
-        """The lanes of ``lease``, which stops listening for the stock client if it did."""
+    def of(cls, lease: Lease, *, deadlines_s: Mapping[Method, float] | None = None) -> Lanes:
+        """The lanes of ``lease``, which stops listening for the stock client if it did.
+
+        ``deadlines_s`` says how long a call may take before its engine counts as hung.
+        """
         relay, session = lease.model.relay, lease._api.session
         if relay is None:
             raise ConnectionFault(
                 f"The host {session.target.authority} runs no relay: set enabled = true in its [relay]."
             )
         lease._lanes_are_taken()
-        return cls(route_to(relay, session.target, ca_pem=session.ca_pem, ttl_s=lease.model.ttl_s))
+        return cls(
+            route_to(relay, session.target, ca_pem=session.ca_pem, ttl_s=lease.model.ttl_s, deadlines_s=deadlines_s)
+        )
 
     @property
     def ranks(self) -> list[int]:
@@ -101,6 +106,11 @@ class Lanes:
     def lost(self) -> str | None:
         """Why no call will be answered any more, or None."""
         return None if self._line.lost is None else str(self._line.lost)
+
+    @property
+    def out_of_reach(self) -> str | None:
+        """Why calls are refused until the line comes back, or None; a line that is briefly broken only makes them wait."""
+        return self._line.out_of_reach
 
     def generation(self, rank: int) -> int:
         """Which engine in turn sits in the slot of ``rank``; it rises when the engine is replaced."""

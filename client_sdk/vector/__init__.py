@@ -1,0 +1,19 @@
+"""All environments of a lease as one: gymnasium's ``VectorEnv``, and PettingZoo's ``ParallelEnv`` for two players.
+
+    from client_sdk import Cornerman, make_vec
+
+    with Cornerman().lease(envs=12) as lease:
+        vec = make_vec(lease, "doapp", env_settings, wrappers_settings, seed=7)
+        observations, infos = vec.reset()
+        observations, rewards, terminations, truncations, infos = vec.step(vec.action_space.sample())
+
+Needs what the extra ``diambra`` installs. A step of all environments costs one round trip. An engine that dies or hangs
+truncates the episode of its environment (``infos["engine_replaced"]``), which goes on with a fresh one.
+"""
+
+from __future__ import annotations
+
+from client_sdk.vector._making import AutoresetMode, make_parallel, make_vec
+from client_sdk.vector._vector_env import LaneVectorEnv
+
+__all__ = ["AutoresetMode", "LaneVectorEnv", "make_parallel", "make_vec"]

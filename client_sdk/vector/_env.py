@@ -1,0 +1,148 @@
+"""One environment: DIAMBRA's own classes and wrappers, whose engine is at the end of a lane and may be replaced in mid-episode."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from diambra.arena import RecordingSettings, SpaceTypes, WrappersSettings, arena_gym
+from diambra.arena.wrappers.episode_recording import EpisodeRecorder
+from diambra.engine import model
+
+from client_sdk._errors import CornermanError
+from client_sdk._progress import warn
+from client_sdk.vector._engine import MOST_ENGINES, EngineLost, LaneEngine
+from client_sdk.vector._reply import StepReply
+from client_sdk.vector._stock import env_wrapping, keep_chance_apart, with_names
+
+_COMMON = model.RamStatesCategories.common
+_STATES = {number: name for name, number in model.GameStates.items()}
+
+
+class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
+    """DIAMBRA's base class on an engine that is there already; its answers are read without protobuf."""
+
+    arena_engine: LaneEngine
+
+    def __init__(self, env_settings: Any) -> None:
+        self._last: StepReply | None = None
+        engine = self.arena_engine
+        stock = with_names(arena_gym.DiambraGymBase.__init__, DiambraEngine=lambda *_: engine)
+        stock(self, env_settings)
+        self._names = [
+            (
+                category,
+                None if category == _COMMON else model.RamStatesCategories.Name(category),
+                [
+                    (key, model.RamStates.Name(key), info.type == SpaceTypes.BOX)
+                    for key, info in states.ram_states.items()
+                ],
+            )
+            for category, states in self.env_info.ram_states_categories.items()
+        ]
+
+    def close(self) -> None:
+        """End the game; no window is closed, because none was opened and a headless OpenCV has none."""
+        self.arena_engine.close()
+
+    def _get_obs(self, response: StepReply | None) -> dict[str, Any]:
+        """The same as DIAMBRA's, from an answer that was read without protobuf."""
+        if response is None:
+            raise CornermanError("There was no reset() yet.")
+        self._last = response
+        shape = self.env_info.frame_shape
+        frame = np.frombuffer(response.data, np.uint8, response.frame_end - response.frame_at, response.frame_at)
+        self._frame = frame.reshape(shape.h, shape.w, shape.c)
+        observation: dict[str, Any] = {"frame": self._frame}
+        for category, name, states in self._names:
+            target = observation if name is None else observation.setdefault(name, {})
+            get = response.ram.get(category, {}).get
+            for key, state, is_box in states:
+                target[state] = np.array([get(key, 0)]) if is_box else get(key, 0)
+        return observation
+
+    def _get_info(self, response: StepReply) -> dict[str, Any]:
+        info: dict[str, Any] = {_STATES[key]: value for key, value in response.game_states.items()}
+        info["settings"] = self.env_settings.pb_model
+        return info
+
+
+class Healing:
+    """What is put in front of DIAMBRA's class: seeds of its own, and that an engine may be lost."""
+
+    arena_engine: LaneEngine
+    env_settings: Any
+    seeds: Iterator[int]  # of its episodes from the next one on
+    _last: StepReply | None
+
+    def __init__(self, env_settings: Any, *, engine: LaneEngine, seeds: Iterator[int]) -> None:
+        self.arena_engine, self.seeds = engine, seeds
+        super().__init__(env_settings)  # type: ignore[call-arg]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, with the next of its own seeds when none is given; on a fresh engine if that is needed."""
+        rank = self.env_settings.rank
+        seed = next(self.seeds) - rank if seed is None else int(seed)
+        for attempt in range(MOST_ENGINES):
+            try:
+                if self.arena_engine.lost:
+                    self.arena_engine.renew()
+                return super().reset(seed=seed, options=dict(options or {}))  # type: ignore[misc,no-any-return]
+            except EngineLost as lost:
+                if attempt == MOST_ENGINES - 1:
+                    raise CornermanError(
+                        f"Rank {rank} could not begin an episode with {MOST_ENGINES} engines: {lost}"
+                    ) from lost
+        raise AssertionError("unreachable")
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+        """Play one step; when the engine is lost over it, the episode is truncated where it was."""
+        try:
+            return super().step(action)  # type: ignore[misc,no-any-return]
+        except EngineLost as lost:
+            warn(f"The engine of rank {self.env_settings.rank} is replaced, which truncates its episode. {lost}")
+            info = {
+                **dict.fromkeys(_STATES.values(), False),
+                "settings": self.env_settings.pb_model,
+                "engine_replaced": True,
+            }
+            return self._get_obs(self._last), 0, False, True, info
+
+
+class _Env1P(Healing, arena_gym.DiambraGym1P, LaneBase):  # type: ignore[misc]
+    """One player against the game."""
+
+
+class _Env2P(Healing, arena_gym.DiambraGym2P, LaneBase):  # type: ignore[misc]
+    """Two players against each other."""
+
+
+def make_env(
+    game_id: str,
+    env_settings: Any,
+    wrappers_settings: Any = None,
+    episode_recording_settings: Any = None,
+    *,
+    engine: LaneEngine,
+    seeds: Iterator[int],
+    render_mode: str | None = "rgb_array",
+    wrap: Callable[[Any, int], Any] | None = None,
+) -> Any:
+    """As ``diambra.arena.make()``, but on ``engine``, and with a copy of the settings, which it would write into."""
+    settings = copy.deepcopy(env_settings)
+    wrappers = copy.copy(wrappers_settings) if wrappers_settings is not None else WrappersSettings()
+    recording = episode_recording_settings if episode_recording_settings is not None else RecordingSettings()
+    settings.game_id, settings.render_mode, settings.rank = game_id, render_mode, engine.rank
+    settings.env_address, settings.splash_screen = f"lane:{engine.rank}", False
+    if settings.seed is None:
+        settings.seed = 0  # EnvInit sends none
+    keep_chance_apart(settings)
+    env = (_Env1P if settings.n_players == 1 else _Env2P)(settings, engine=engine, seeds=seeds)
+    if recording.dataset_path is not None:
+        recording.sanity_check()
+        env = EpisodeRecorder(env, recording)
+    wrappers.sanity_check()
+    env = env_wrapping(env, wrappers)
+    return env if wrap is None else wrap(env, engine.rank)

@@ -1,0 +1,135 @@
+"""Waiting for many engines at once in one thread: each environment runs in a greenlet, and is put aside while its engine works.
+
+So DIAMBRA's environments and wrappers stay as they are, although they know only calls that block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from client_sdk.lanes import Lanes, Pending, Reply
+from client_sdk.wire import Method
+
+Job = Callable[[], Any]
+
+
+class Task:
+    """One environment at work: what it came to, once ``done``."""
+
+    __slots__ = ("_fault", "_greenlet", "_job", "_value", "awaited", "done", "index")
+
+    def __init__(self, index: int, job: Job) -> None:
+        self.index, self.done = index, False
+        self.awaited: Pending | None = None
+        self._job = job
+        self._value: Any = None
+        self._fault: BaseException | None = None
+        self._greenlet = greenlet(self._run)
+
+    @property
+    def key(self) -> greenlet:
+        """What it runs in."""
+        return self._greenlet
+
+    def go_on(self) -> None:
+        """Let it run until it waits for an engine or is done."""
+        pending, self.awaited = self.awaited, None
+        self._greenlet.parent = getcurrent()
+        self._greenlet.switch(pending)
+
+    def _run(self, _: object) -> None:
+        try:
+            self._value = self._job()
+        except BaseException as fault:  # whoever asks for the result gets it
+            self._fault = fault
+        self.done = True
+
+    def result(self) -> Any:
+        """What the job returned; raises what it raised."""
+        if self._fault is not None:
+            raise self._fault
+        return self._value
+
+
+class Hub:
+    """Runs tasks side by side over the lanes of one lease. A task goes on in the thread that began it."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self._running: dict[greenlet, Task] = {}
+        self._asked: list[tuple[Task, int, Method, bytes]] = []
+
+    # ------------------------------------------------------------ what environments call
+
+    def call(self, rank: int, method: Method, request: bytes) -> Reply:
+        """One call of an engine; a task that makes it is put aside until the answer is there."""
+        task = self._running.get(getcurrent())
+        if task is None:
+            return self.lanes.call(rank, method, request)
+        self._asked.append((task, rank, method, request))
+        return self._put_aside().result()
+
+    def wait_for(self, pending: Pending) -> Reply:
+        """The reply of a call that was begun already."""
+        task = self._running.get(getcurrent())
+        if task is None:
+            self.lanes.wait([pending])
+        elif not pending.done:
+            task.awaited = pending
+            self._put_aside()
+        return pending.result()
+
+    @staticmethod
+    def _put_aside() -> Pending:
+        parent = getcurrent().parent
+        assert parent is not None
+        pending: Pending = parent.switch()
+        return pending
+
+    # ------------------------------------------------------------ what the crew calls
+
+    def start(self, jobs: Iterable[tuple[int, Job]]) -> list[Task]:
+        """Begin jobs, each for the environment of that index; their first calls travel together."""
+        tasks = [Task(index, job) for index, job in jobs]
+        for task in tasks:
+            self._running[task.key] = task
+            self._go_on(task)
+        self._send()
+        return tasks
+
+    def wait(self, tasks: Sequence[Task], *, count: int, timeout_s: float | None = None) -> None:
+        """Let tasks go on until ``count`` of them are done, at most ``timeout_s``."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        waiting = [task for task in tasks if not task.done]
+        missing = count - (len(tasks) - len(waiting))
+        while True:
+            for task in waiting:
+                if task.awaited is not None and task.awaited.done:
+                    self._go_on(task)
+                    missing -= task.done
+            self._send()
+            if missing <= 0:
+                return
+            waiting = [task for task in waiting if not task.done]
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return
+            self.lanes.wait([task.awaited for task in waiting if task.awaited], count=1, timeout_s=left_s)
+
+    def _go_on(self, task: Task) -> None:
+        task.go_on()
+        if task.done:
+            del self._running[task.key]
+
+    def _send(self) -> None:
+        """Begin all calls that were asked for, as one message."""
+        asked, self._asked = self._asked, []
+        if not asked:
+            return
+        begun = self.lanes.begin((rank, method, request) for _, rank, method, request in asked)
+        for (task, *_), pending in zip(asked, begun, strict=True):
+            task.awaited = pending
