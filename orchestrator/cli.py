@@ -1,4 +1,4 @@
-"""The commands of a host: ``cornerman init``, ``serve`` and ``relay``. What they need is loaded when they run."""
+"""The commands of a host: ``cornerman init``, ``serve``, ``relay`` and ``doctor``. What they need is loaded when they run."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--credentials", type=_FILE, help="File that 'diambra user login' wrote.")
 @click.option("--roms", type=_FILE, help="Folder of the ROM archives.")
+@click.option(
+    "--idle-after", help="Stop this machine when nobody has leased for so long, for example 45m.  [default: never]"
+)
 @click.option("--renew-certificate", is_flag=True, help="Only make a new certificate; connection strings stay valid.")
 @click.option(
     "--renew-admin", is_flag=True, help="Only make a new administrator's connection string; the old one ends."
@@ -159,4 +162,20 @@ def relay(config_file: Path) -> None:
     sys.exit(run(config_file))
 
 
-commands: list[click.Command] = [init, serve, relay]
+@click.command()
+@_where
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def doctor(config_file: Path, *, as_json: bool) -> None:
+    """Look for what is wrong with this host, and say what cures it; nothing is changed.
+
+    Exit codes: 0 all is well, 1 with warnings, 2 with a fault.
+    """
+    from orchestrator.doctor import findings
+    from orchestrator.doctor.examine import examine
+
+    found = examine(config_file)
+    click.echo(findings.as_json(found) if as_json else findings.as_text(found))
+    sys.exit(findings.exit_code(found))
+
+
+commands: list[click.Command] = [init, serve, relay, doctor]

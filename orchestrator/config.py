@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from client_sdk.models import PoolName
 from orchestrator.errors import ConfigError
+from orchestrator.idle_settings import IdleConfig
 
 FIRST_PORT, LAST_PORT = 32000, 32999
 
@@ -107,9 +108,7 @@ class ServerConfig(_Section):
 
     bind: str = "0.0.0.0"  # noqa: S104 - a server for other machines; TLS and tokens guard it
     port: int = Field(default=8443, ge=1, le=65535)
-    public_host: str = (
-        "127.0.0.1"  # what clients reach this host by; part of engine addresses and of the connection string
-    )
+    public_host: str = "127.0.0.1"  # what clients reach this host by; part of connection strings and addresses
     tls: bool = True  # False only on a loopback address
     certificate: Path | None = None  # a brought certificate chain and its key; both or none
     key: Path | None = None
@@ -168,6 +167,7 @@ class Config(BaseSettings):
     server: ServerConfig = ServerConfig()
     relay: RelayConfig = RelayConfig()
     docker: DockerHostConfig = DockerHostConfig()
+    idle: IdleConfig = IdleConfig()
     pools: dict[PoolName, PoolConfig]
 
     @field_validator("state_dir")

@@ -59,6 +59,7 @@ class Choices:
     expose: Literal["local", "direct"] = "local"
     credentials: Path | None = None
     roms: Path | None = None
+    idle_after: str | None = None  # None: an unused host goes on running
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def render(places: Places, choices: Choices) -> str:
         port=choices.port,
         relay_port=relay_port(choices),
         public_host=_quoted(choices.public_host),
+        idle_after='#after = "45m"' if choices.idle_after is None else f"after = {_quoted(choices.idle_after)}",
         pool=choices.pool,
         runtime=choices.runtime,
         image=_quoted(image),

@@ -189,6 +189,7 @@ def _template() -> str:
         text.replace("$credentials_path", "#credentials_path = ''")
         .replace("$roms_path", "#roms_path = ''")
         .replace("$bind", "#bind = ''")
+        .replace("$idle_after", "#after = ''")
     )
 
 
@@ -225,6 +226,7 @@ def test_the_commented_defaults_are_the_defaults(tmp_path: Path) -> None:
         "user",
         "network",
         "command",
+        "after",
     }
     made = _init(tmp_path / "d")
     text = made.config.read_text()
@@ -237,6 +239,15 @@ def test_the_commented_defaults_are_the_defaults(tmp_path: Path) -> None:
     ]
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     assert config.build(cast(dict[str, Any], toml.loads("\n".join(lines)))) == plain
+
+
+def test_the_idle_stop_can_be_chosen(tmp_path: Path) -> None:
+    """Whoever sets up a rented machine says when it stops; a duration that is none is refused, and nothing is made."""
+    assert config.load(_init(tmp_path / "off").config).idle.after is None
+    assert config.load(_init(tmp_path / "on", idle_after="45m").config).idle.after == 2700
+    with pytest.raises(ConfigError, match=r"idle\.after.*is no duration"):
+        _init(tmp_path / "wrong", idle_after="soon")
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_the_certificate_is_renewed_without_new_strings(tmp_path: Path) -> None:

@@ -20,14 +20,16 @@ from orchestrator.config import (
     RelayConfig,
     ServerConfig,
 )
+from orchestrator.idle_settings import IdleConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SECTIONS: dict[str, tuple[type[BaseModel], set[str]]] = {
-    "Top level": (Config, {"server", "relay", "docker", "pools"}),
+    "Top level": (Config, {"server", "relay", "docker", "idle", "pools"}),
     "[server]": (ServerConfig, set()),
     "[relay]": (RelayConfig, set()),
     "[docker]": (DockerHostConfig, set()),
+    "[idle]": (IdleConfig, set()),
     "[pools.NAME]": (PoolConfig, {"docker", "process"}),
     "[pools.NAME.docker]": (DockerOptions, set()),
     "[pools.NAME.process]": (ProcessOptions, set()),
