@@ -26,6 +26,12 @@ class Claims:
     def _renew_lock(self) -> None:
         self._lock = threading.RLock()
 
+    @property
+    def newest(self) -> object | None:
+        """Whose claim holds."""
+        with self._lock:
+            return self._stack[-1][0] if self._stack else None
+
     def put(self, owner: object, value: str) -> None:
         """Let ``owner`` claim the variable, or change what it claims."""
         with self._lock:

@@ -13,7 +13,8 @@ truncates the episode of its environment (``infos["engine_replaced"]``), which g
 
 from __future__ import annotations
 
-from client_sdk.vector._making import AutoresetMode, make_parallel, make_vec
+from client_sdk.vector._batching import AutoresetMode
+from client_sdk.vector._making import make_parallel, make_vec
 from client_sdk.vector._vector_env import LaneVectorEnv
 
 __all__ = ["AutoresetMode", "LaneVectorEnv", "make_parallel", "make_vec"]

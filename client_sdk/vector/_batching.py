@@ -13,7 +13,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from client_sdk.vector._crew import Outcome
 
 if TYPE_CHECKING:
-    from gymnasium.vector import AutoresetMode
+    from gymnasium.vector import AutoresetMode as AutoresetMode
 elif hasattr(gymnasium.vector, "AutoresetMode"):
     AutoresetMode = gymnasium.vector.AutoresetMode
 else:
@@ -37,7 +37,7 @@ class InfoBatch:
 
     def add(self, info: dict[str, Any], place: int) -> None:
         """Add the info of one environment."""
-        self.infos = self._add_info(self.infos, info, place)  # type: ignore[arg-type, misc]
+        self.infos = self._add_info(self.infos, info, place)  # type: ignore[misc]
 
 
 def infos_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -53,9 +53,19 @@ class Crew:
 
     # ------------------------------------------------------------ what they are asked to do
 
-    def resets(self, seeds: Mapping[int, int | None], options: Mapping[str, Any] | None) -> None:
-        """Let several begin an episode, by index, with a seed or None for the next of its own."""
-        self.work({index: partial(self._reset, index, seed, options) for index, seed in seeds.items()})
+    def resets(
+        self, seeds: Mapping[int, int | None], options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+    ) -> None:
+        """Let several begin an episode, by index, with a seed or None for the next of its own.
+
+        A seed also begins those of its later episodes anew. ``options`` are for all, or a list with those of each.
+        """
+        base = [0 if seed is None else seed for seed in seeds.values()]
+        for index, seed in seeds.items():
+            if seed is not None:
+                self.envs[index].unwrapped.seeds = Seeds(base, index, len(self.envs))
+        own = options if isinstance(options, Sequence) else [options] * len(self.envs)
+        self.work({index: partial(self._reset, index, seed, own[index]) for index, seed in seeds.items()})
 
     def steps(self, actions: Mapping[int, Any], *, resets: Iterable[int] = (), reset_at_end: bool = False) -> None:
         """Let several play a step, by index, and others begin an episode; ``reset_at_end`` does so in the step that ends one."""

@@ -25,6 +25,7 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
     """DIAMBRA's base class on an engine that is there already; its answers are read without protobuf."""
 
     arena_engine: LaneEngine
+    on_close: Callable[[], None] | None = None
 
     def __init__(self, env_settings: Any) -> None:
         self._last: StepReply | None = None
@@ -46,6 +47,8 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
     def close(self) -> None:
         """End the game; no window is closed, because none was opened and a headless OpenCV has none."""
         self.arena_engine.close()
+        if self.on_close is not None:
+            self.on_close()
 
     def _get_obs(self, response: StepReply | None) -> dict[str, Any]:
         """The same as DIAMBRA's, from an answer that was read without protobuf."""
@@ -76,6 +79,7 @@ class Healing:
     env_settings: Any
     seeds: Iterator[int]  # of its episodes from the next one on
     _last: StepReply | None
+    _get_obs: Callable[[StepReply | None], Any]
 
     def __init__(self, env_settings: Any, *, engine: LaneEngine, seeds: Iterator[int]) -> None:
         self.arena_engine, self.seeds = engine, seeds

@@ -79,22 +79,54 @@ def make_parallel(
     settings = EnvironmentSettingsMultiAgent() if env_settings is None else env_settings
     if settings.n_players != 2:
         raise WrongArgument("make_parallel() is for two players: give it EnvironmentSettingsMultiAgent.")
+    env = make_one(
+        lease,
+        game_id,
+        settings,
+        wrappers_settings,
+        rank=rank,
+        seed=seed,
+        render_mode=render_mode,
+        deadlines_s=deadlines_s,
+    )
+    return LaneParallelEnv(env)
+
+
+def make_one(
+    lease: Lease | Lanes,
+    game_id: str,
+    env_settings: Any = None,
+    wrappers_settings: Any = None,
+    episode_recording_settings: Any = None,
+    *,
+    rank: int = 0,
+    seed: int | None = None,
+    render_mode: str | None = "rgb_array",
+    deadlines_s: Mapping[str, float] | None = None,
+    wrap: Wrap | None = None,
+) -> Any:
+    """The environment of one engine by itself, whose calls block."""
     lanes, owned = _lanes_of(lease, deadlines_s)
+    settings = _settings(env_settings)
     try:
         base = _base(seed, settings)
         env = make_env(
             game_id,
             settings,
             wrappers_settings,
+            episode_recording_settings,
             engine=LaneEngine(Hub(lanes), rank),
             seeds=Seeds(any_base() if base is None else base, rank, len(lanes.ranks)),
             render_mode=render_mode,
+            wrap=wrap,
         )
-        return LaneParallelEnv(env, on_close=lanes.close if owned else None)
     except BaseException:
         if owned:
             lanes.close()
         raise
+    if owned:
+        env.unwrapped.on_close = lanes.close
+    return env
 
 
 def _settings(given: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -21,19 +21,21 @@ class LaneParallelEnv(ParallelEnv):  # type: ignore[misc]
     Both see the same, and each one what its own part of DIAMBRA's observation has for it (``action``, ``own``, ``opp``).
     """
 
-    def __init__(self, env: Any, *, on_close: Callable[[], None] | None = None) -> None:
-        self.env, self._on_close = env, on_close
+    def __init__(self, env: Any) -> None:
+        self.env = env
         self.metadata = {**env.metadata, "name": env.unwrapped.env_settings.game_id, "is_parallelizable": True}
         self.render_mode = env.render_mode
         self.possible_agents = list(AGENTS)
         self.agents: list[str] = []
         spaces = dict(env.observation_space.spaces)
         own = {agent: spaces.pop(agent, None) for agent in AGENTS}
-        self.observation_spaces = {
+        self.observation_spaces: dict[str, gymnasium.spaces.Space[Any]] = {
             agent: gymnasium.spaces.Dict({**spaces, **(own[agent].spaces if own[agent] is not None else {})})
             for agent in AGENTS
         }
-        self.action_spaces = {agent: env.action_space[agent] for agent in AGENTS}
+        self.action_spaces: dict[str, gymnasium.spaces.Space[Any]] = {
+            agent: env.action_space[agent] for agent in AGENTS
+        }
 
     def observation_space(self, agent: str) -> gymnasium.spaces.Space[Any]:
         """What ``agent`` sees."""
@@ -78,8 +80,6 @@ class LaneParallelEnv(ParallelEnv):  # type: ignore[misc]
         """End the game."""
         self.agents = []
         self.env.close()
-        if self._on_close is not None:
-            self._on_close()
 
     @property
     def unwrapped(self) -> LaneParallelEnv:

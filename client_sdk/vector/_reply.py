@@ -6,7 +6,6 @@ fields and what they mean are protobuf's own, in ``diambra.engine.interface_pb2`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,6 +13,10 @@ from client_sdk._errors import CornermanError
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIGN, _ROUND = 1 << 63, 1 << 64
+# Tags: the number of a field and how it is written.
+_OBSERVATION, _REWARD, _INFO = 1 << 3 | _BYTES, 2 << 3 | _VARINT, 3 << 3 | _BYTES
+_FRAME, _CATEGORY = 1 << 3 | _BYTES, 2 << 3 | _BYTES
+_ENTRY, _KEY, _VALUE, _MESSAGE = 1 << 3 | _BYTES, 1 << 3 | _VARINT, 2 << 3 | _VARINT, 2 << 3 | _BYTES
 
 
 class _States(dict[int, bool]):
@@ -41,95 +44,92 @@ class StepReply(NamedTuple):
 
 def read(data: bytes) -> StepReply:
     """The fields of a StepResetResponse."""
-    frame_at = frame_end = reward = 0
+    frame_at = frame_end = reward = at = 0
     ram: dict[int, dict[int, int]] = {}
     states = _States()
     try:
-        for field, value, end in _fields(data, 0, len(data)):
-            if field == 1:
-                for inner, at, inner_end in _fields(data, value, end):
-                    if inner == 1:
-                        frame_at, frame_end = at, inner_end
-                    elif inner == 2:
-                        _category(data, at, inner_end, ram)
-            elif field == 2:
+        while at < len(data):
+            tag, value, at = _field(data, at)
+            if tag == _OBSERVATION:
+                while value < at:
+                    inner, begin, value = _field(data, value)
+                    if inner == _FRAME:
+                        frame_at, frame_end = begin, value
+                    elif inner == _CATEGORY:
+                        number, category = _category(data[begin:value])
+                        ram[number] = category
+            elif tag == _REWARD:
                 reward = value - _ROUND if value >= _SIGN else value
-            elif field == 3:
-                for inner, at, inner_end in _fields(data, value, end):
-                    if inner == 1:
-                        key, state = _entry(data[at:inner_end])
-                        states[key] = bool(state)
+            elif tag == _INFO:
+                states = _game_states(data[value:at])
     except (IndexError, ValueError) as error:
         raise CornermanError("The engine's answer is no StepResetResponse: is it DIAMBRA's engine?") from error
     return StepReply(data, frame_at, frame_end, ram, reward, states)
 
 
-def _category(data: bytes, at: int, end: int, ram: dict[int, dict[int, int]]) -> None:
-    """One entry of the map of categories: its number, and the map of its RAM states."""
-    number, states = 0, {}
-    for field, value, value_end in _fields(data, at, end):
-        if field == 1:
+# What is in these changes little from step to step, so most of it has been read before; the results are not to be written to.
+@lru_cache(maxsize=4096)
+def _category(data: bytes) -> tuple[int, dict[int, int]]:
+    """An entry of the map of categories: its number, and its RAM states."""
+    number, at, states = 0, 0, dict[int, int]()
+    while at < len(data):
+        tag, value, at = _field(data, at)
+        if tag == _KEY:
             number = value
-        elif field == 2:
-            at = value
-            while at < value_end:  # nearly always entries below 128 bytes of field 1
-                if data[at] == 0x0A and data[at + 1] < 0x80:
-                    after = at + 2 + data[at + 1]
-                    key, state = _entry(data[at + 2 : after])
-                    states[key] = state
-                    at = after
-                else:
-                    for inner, inner_at, inner_end in _fields(data, at, value_end):
-                        if inner == 1:
-                            key, state = _entry(data[inner_at:inner_end])
-                            states[key] = state
-                    break
-    ram[number] = states
+        elif tag == _MESSAGE:
+            states = _numbers(data[value:at])
+    return number, states
 
 
-@lru_cache(maxsize=16384)
-def _entry(data: bytes) -> tuple[int, int]:
-    """An entry of a map of numbers; few different ones ever come."""
-    key = value = 0
-    for field, number, _ in _fields(data, 0, len(data)):
-        if field == 1:
-            key = number
-        elif field == 2:
-            value = number - _ROUND if number >= _SIGN else number
-    return key, value
+@lru_cache(maxsize=256)
+def _game_states(data: bytes) -> _States:
+    return _States({key: bool(value) for key, value in _numbers(data).items()})
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number of each field, with its value and 0, or with where it begins and ends."""
-    while at < end:
-        tag, at = _varint(data, at)
-        kind = tag & 7
+def _numbers(data: bytes) -> dict[int, int]:
+    """A message that is one map of numbers, in field 1."""
+    at, numbers = 0, dict[int, int]()
+    while at < len(data):
+        tag, inside, at = _field(data, at)
+        if tag == _ENTRY:
+            key = number = 0
+            while inside < at:
+                inner, value, inside = _field(data, inside)
+                if inner == _KEY:
+                    key = value
+                elif inner == _VALUE:
+                    number = value - _ROUND if value >= _SIGN else value
+            numbers[key] = number
+    return numbers
+
+
+def _field(data: bytes, at: int) -> tuple[int, int, int]:
+    """A field's tag; its value, or where its bytes begin; and where it ends."""
+    tag, at = data[at], at + 1
+    if tag >= 0x80:
+        tag, at = _varint(data, at - 1)
+    kind = tag & 7
+    if kind in (_VARINT, _BYTES):
+        value, at = data[at], at + 1
+        if value >= 0x80:
+            value, at = _varint(data, at - 1)
         if kind == _VARINT:
-            value, at = _varint(data, at)
-            yield tag >> 3, value, 0
-        elif kind == _BYTES:
-            size, at = _varint(data, at)
-            if at + size > end:
-                raise ValueError("cut short")
-            yield tag >> 3, at, at + size
-            at += size
-        elif kind in (_FIXED64, _FIXED32):
-            at += 8 if kind == _FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
+            return tag, value, at
+        if at + value > len(data):
+            raise ValueError("cut short")
+        return tag, at, at + value
+    if kind in (_FIXED64, _FIXED32):
+        return tag, 0, at + (8 if kind == _FIXED64 else 4)
+    raise ValueError(f"wire type {kind}")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    if byte < 0x80:
-        return byte, at + 1
-    value, shift = byte & 0x7F, 7
-    while True:
-        at += 1
+    value = shift = 0
+    while shift < 70:
         byte = data[at]
+        at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at + 1
+            return value, at
         shift += 7
-        if shift > 63:
-            raise ValueError("a number without an end")
+    raise ValueError("a number without an end")

@@ -15,7 +15,7 @@ from client_sdk._errors import CornermanError, WrongArgument
 from client_sdk.lanes import Lanes
 from client_sdk.vector._batching import AutoresetMode, infos_of, observations_of
 from client_sdk.vector._crew import Crew, Make, Outcome
-from client_sdk.vector._seeds import Seeds, any_base
+from client_sdk.vector._seeds import any_base
 from client_sdk.vector._tiles import pictures_of, tiled
 
 Batch = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -80,8 +80,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         """Play one step everywhere; one round trip, whoever is slowest."""
         self._crew.check_idle(self._all)
         self._begin_steps(self._all, list(iterate(self.action_space, actions)))
-        outcomes = self._collect(self.num_envs)
-        return self._batch([outcomes[index] for index in self._all])
+        return self._batch(self.collect_all())
 
     # ------------------------------------------------------------ whoever is ready
 
@@ -116,6 +115,27 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         observations, rewards, terminations, truncations, infos = self._batch(list(outcomes.values()))
         infos["env_id"] = np.fromiter(outcomes, np.int64, len(outcomes))
         return observations, rewards, terminations, truncations, infos
+
+    # ------------------------------------------------------------ for other faces
+
+    def reset_each(
+        self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]] | None
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Begin an episode everywhere, with a seed and options for each: observations, and an info for each."""
+        self._crew.forget()
+        self._over[:] = False
+        self._crew.resets(dict(enumerate(seeds)), options)
+        outcomes = self.collect_all()
+        return self.observations_of(outcomes), [outcome.info for outcome in outcomes]
+
+    def collect_all(self) -> list[Outcome]:
+        """What came of all environments, which are all at work."""
+        outcomes = self._collect(self.num_envs)
+        return [outcomes[index] for index in self._all]
+
+    def observations_of(self, outcomes: Sequence[Outcome]) -> Any:
+        """Their observations as one."""
+        return self._batched([outcome.observation for outcome in outcomes])
 
     # ------------------------------------------------------------ each of them
 
@@ -198,10 +218,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
             seeds = list(seed)
         if len(seeds) != self.num_envs:
             raise WrongArgument(f"There are {len(seeds)} seeds for {self.num_envs} environments: give one for each.")
-        base = [0 if one is None else int(one) for one in seeds]
-        for index in indices:
-            if seeds[index] is not None:
-                self.envs[index].unwrapped.seeds = Seeds(base, index, self.num_envs)
         self._over[indices] = False
         self._crew.resets({index: seeds[index] for index in indices}, options)
 
@@ -227,7 +243,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
     def _batch(self, outcomes: Sequence[Outcome]) -> Batch:
         count = len(outcomes)
         return (
-            self._batched([outcome.observation for outcome in outcomes]),
+            self.observations_of(outcomes),
             np.fromiter((outcome.reward for outcome in outcomes), np.float64, count),
             np.fromiter((outcome.terminated for outcome in outcomes), np.bool_, count),
             np.fromiter((outcome.truncated for outcome in outcomes), np.bool_, count),
