@@ -30,6 +30,8 @@ from orchestrator.api.last_resort import LastResort
 from orchestrator.api.services import Services
 from orchestrator.auth import Monotonic, RateLimit, Tokens
 from orchestrator.config import Config
+from orchestrator.dashboard import blueprint
+from orchestrator.dashboard.blueprint import Dashboard
 from orchestrator.interfaces import Now
 from orchestrator.leasing import Leasing
 from orchestrator.policies import policies
@@ -48,10 +50,12 @@ class Api(OpenAPI):
     request_class = ApiRequest
     services: Services
     calls: Calls
+    dashboard: Dashboard
 
     def stop(self) -> None:
         """Let go of long polls and event streams, so that the server can end at once."""
         self.services.stop()
+        self.dashboard.stop()
 
 
 def create_app(
@@ -76,6 +80,7 @@ def create_app(
     for module in (lease_calls, engine_calls, pool_calls, event_calls, token_calls):
         module.register(calls)
     system_calls.register(calls, document)
+    app.dashboard = blueprint.install(app, app.services)
 
     guard = Guard(app.services, calls.known, Bodies(app.services.lanes))
     app.before_request(guard.before)

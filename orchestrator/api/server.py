@@ -126,6 +126,7 @@ def serve(config: Config) -> None:
     """Serve until SIGTERM, SIGINT or the end of standard input."""
     database = Database.open(config.database)
     app = create_app(config, database)
+    app.dashboard.start()
     server = Server(app, config)
     threading.Thread(target=_watch_parent, args=(server,), name="parent", daemon=True).start()
     log = structlog.get_logger("cornerman.api")

@@ -8,7 +8,6 @@ from pathlib import Path
 from flask import Response
 
 from client_sdk import models
-from client_sdk._version import __version__
 from orchestrator import metrics
 from orchestrator.api.calls import Calls, answer, text_answer
 from orchestrator.api.document import Document
@@ -24,11 +23,6 @@ CA_FILE = Path("tls") / "ca.pem"  # below the state folder
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-_ABOUT = f"""Cornerman {__version__} lends DIAMBRA game engines to training sessions elsewhere.
-
-The calls of its REST API:  /docs  (as an OpenAPI document: /openapi.json)
-Is it able to lend?         /readyz
-"""
 
 
 def register(calls: Calls, document: Document) -> None:
@@ -75,11 +69,6 @@ def register(calls: Calls, document: Document) -> None:
         if pem is None:
             raise NotFound("This host has no CA of its own: its certificate is signed by one that your system knows.")
         return Response(pem, mimetype="application/x-pem-file")
-
-    @calls.add("get", "/", tag="system", answers={200: text_answer("What this is", "text/plain")})
-    def about() -> Response:
-        """What this is, in a few words"""
-        return Response(_ABOUT, mimetype="text/plain")
 
     @calls.add("get", "/openapi.json", tag="system", answers={200: _anything()})
     def openapi_document() -> Response:

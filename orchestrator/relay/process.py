@@ -28,6 +28,7 @@ from orchestrator.notify import Notifier
 from orchestrator.policies import policies
 from orchestrator.relay.certificate import Certificate
 from orchestrator.relay.directory import Directory
+from orchestrator.relay.gallery import Gallery
 from orchestrator.relay.server import Relay
 from orchestrator.relay_token import ensure_secret, relay_token
 from orchestrator.store.database import Changes, Database
@@ -78,8 +79,10 @@ async def _run(config: Config, notifier: Notifier, *, child: bool) -> None:
         token_of=lambda lease_id: relay_token(secret, lease_id),
         compress_threads=config.relay.threads,
     )
+    gallery = Gallery(relay.lanes)
     try:
         await _listen(relay, config, certificate)
+        await gallery.open(config.state_dir)
         log.info("the relay is listening", bind=config.relay_bind, port=config.relay.port)
         gc.collect()
         gc.freeze()  # what is there now stays: steps need not pay for looking at it again and again
@@ -88,6 +91,7 @@ async def _run(config: Config, notifier: Notifier, *, child: bool) -> None:
         notifier.stopping()
     finally:
         changes.close()  # lets go of the thread that waits for them
+        await gallery.close()
         await relay.stop()
         database.close()
 

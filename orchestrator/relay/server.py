@@ -17,9 +17,9 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from client_sdk.models import LeaseState
-from client_sdk.wire import MAX_CLIENT_MESSAGE_BYTES, SUBPROTOCOL
+from client_sdk.wire import MAX_CLIENT_MESSAGE_BYTES, PROBE_SUFFIX, SUBPROTOCOL
 from orchestrator.errors import CornermanError
-from orchestrator.relay import picture
+from orchestrator.relay import picture, probe
 from orchestrator.relay.directory import Directory, Standing
 from orchestrator.relay.door import Door
 from orchestrator.relay.engine_calls import Engines, GrpcEngines
@@ -103,7 +103,7 @@ class Relay:
             return connection.respond(http.HTTPStatus.OK, "ok\n")
         refusal = await self._refusal(request)
         if refusal is None:
-            return None
+            return probe.response() if request.path.endswith(PROBE_SUFFIX) else None
         status, text = refusal
         self._refusals.note(f"status {status.value}", _peer(connection), text)
         return connection.respond(status, f"{text}\n")
@@ -111,7 +111,7 @@ class Relay:
     async def _refusal(self, request: Request) -> tuple[http.HTTPStatus, str] | None:
         if not request.path.startswith(PATH):
             return http.HTTPStatus.NOT_FOUND, "This is Cornerman's relay, and it serves the lanes of leases alone."
-        lease_id = request.path[len(PATH) :]
+        lease_id = request.path[len(PATH) :].removesuffix(PROBE_SUFFIX)
         offered = request.headers.get_all("Authorization")
         token = offered[0].removeprefix("Bearer ") if len(offered) == 1 else ""
         if len(token) > LONGEST_TOKEN or not hmac.compare_digest(_bytes(token), _bytes(self._token_of(lease_id))):
@@ -119,18 +119,14 @@ class Relay:
                 http.HTTPStatus.UNAUTHORIZED,
                 "The relay token is not that of this lease: ask the API for the lease again.",
             )
-        if "websocket" not in request.headers.get("Upgrade", "").lower():
-            return http.HTTPStatus.UPGRADE_REQUIRED, f"Lanes are reached by a WebSocket that speaks {SUBPROTOCOL}."
-        offers = [one.strip() for line in request.headers.get_all("Sec-WebSocket-Protocol") for one in line.split(",")]
-        if SUBPROTOCOL not in offers:
-            text = f"This relay speaks {SUBPROTOCOL} only: upgrade Cornerman on the older side."
-            return http.HTTPStatus.UPGRADE_REQUIRED, text
+        if not request.path.endswith(PROBE_SUFFIX) and (fault := _not_ours(request)) is not None:
+            return fault
         if self._stopping:
             return http.HTTPStatus.SERVICE_UNAVAILABLE, "The relay is stopping: connect again."
         try:
             return _ended(lease_id, await self._directory.standing(lease_id))
-        except CornermanError as fault:
-            return http.HTTPStatus.SERVICE_UNAVAILABLE, str(fault)
+        except CornermanError as trouble:
+            return http.HTTPStatus.SERVICE_UNAVAILABLE, str(trouble)
 
     async def _handle(self, socket: ServerConnection) -> None:
         assert socket.request is not None
@@ -172,6 +168,15 @@ class Relay:
             self._seat(session)
             self._look_again.set()  # it may have changed since it was read
         return session
+
+    def lanes(self) -> dict[str, Lane]:
+        """All lanes by the engine that sits in their slot now."""
+        found = {}
+        for session in self._sessions.values():
+            for lane in session.lanes.values():
+                if lane.seat.engine_id is not None:
+                    found[lane.seat.engine_id] = lane
+        return found
 
     def status(self) -> str:
         """One line for ``systemctl status``."""
@@ -296,7 +301,7 @@ class Relay:
     # ------------------------------------------------------------ frames
 
     async def _show(self, asked: tuple[tuple[str, str], ...]) -> None:
-        lanes = {lane.seat.engine_id: lane for session in self._sessions.values() for lane in session.lanes.values()}
+        lanes = self.lanes()
         answers = {inquiry_id: await self._picture(lanes.get(engine_id)) for inquiry_id, engine_id in asked}
         await self._directory.answer(answers)
 
@@ -317,6 +322,17 @@ class Relay:
         await self.record()
         await self._engines.close()
         self._executor.shutdown(wait=False)
+
+
+def _not_ours(request: Request) -> tuple[http.HTTPStatus, str] | None:
+    """What to say of a request that opens no WebSocket of this version; None for one that does."""
+    if "websocket" not in request.headers.get("Upgrade", "").lower():
+        return http.HTTPStatus.UPGRADE_REQUIRED, f"Lanes are reached by a WebSocket that speaks {SUBPROTOCOL}."
+    offers = [one.strip() for line in request.headers.get_all("Sec-WebSocket-Protocol") for one in line.split(",")]
+    if SUBPROTOCOL not in offers:
+        text = f"This relay speaks {SUBPROTOCOL} only: upgrade Cornerman on the older side."
+        return http.HTTPStatus.UPGRADE_REQUIRED, text
+    return None
 
 
 def _ended(lease_id: str, standing: Standing | None) -> tuple[http.HTTPStatus, str] | None:

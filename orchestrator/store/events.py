@@ -56,21 +56,31 @@ def after(db: sqlite3.Connection, seq: int, *, holder: str | None, limit: int) -
         found = db.execute(
             "SELECT * FROM events WHERE holder = ? AND seq > ? ORDER BY seq LIMIT ?", (holder, seq, limit)
         )
-    return [
-        Event(
-            seq=row["seq"],
-            at=row["at"],
-            kind=row["kind"],
-            text=row["text"],
-            pool=row["pool"],
-            engine_id=row["engine_id"],
-            lease_id=row["lease_id"],
-            holder=row["holder"],
-            actor=row["actor"],
-            data=json.loads(row["data_json"]),
-        )
-        for row in found
-    ]
+    return [_event(row) for row in found]
+
+
+def of_engine(db: sqlite3.Connection, engine_id: str, *, holder: str | None, after: int, limit: int) -> list[Event]:
+    """The newest events above ``after`` that are about an engine, newest first; of ``holder``'s leases only, unless it is None."""
+    found = db.execute(
+        "SELECT * FROM events WHERE seq > ? AND engine_id = ? AND (? IS NULL OR holder = ?) ORDER BY seq DESC LIMIT ?",
+        (after, engine_id, holder, holder, limit),
+    )
+    return [_event(row) for row in found]
+
+
+def _event(row: sqlite3.Row) -> Event:
+    return Event(
+        seq=row["seq"],
+        at=row["at"],
+        kind=row["kind"],
+        text=row["text"],
+        pool=row["pool"],
+        engine_id=row["engine_id"],
+        lease_id=row["lease_id"],
+        holder=row["holder"],
+        actor=row["actor"],
+        data=json.loads(row["data_json"]),
+    )
 
 
 def newest(db: sqlite3.Connection) -> int:

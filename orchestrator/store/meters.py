@@ -75,3 +75,13 @@ def of_lease(db: sqlite3.Connection, lease_id: str) -> list[LaneMeter]:
         LaneMeter(**{name: row[name] for name in LaneMeter.__slots__})
         for row in db.execute("SELECT * FROM meters WHERE lease_id = ? ORDER BY rank", (lease_id,))
     ]
+
+
+def rate_of_active(db: sqlite3.Connection, *, after: float) -> float:
+    """Steps a second of all lanes of active leases that were written of since ``after``."""
+    (rate,) = db.execute(
+        "SELECT coalesce(sum(steps_per_s), 0) FROM leases JOIN meters ON meters.lease_id = leases.id "
+        "WHERE leases.state = 'active' AND meters.updated_at > ?",
+        (after,),
+    ).fetchone()
+    return float(rate)

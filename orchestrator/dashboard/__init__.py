@@ -1,0 +1,1 @@
+"""The dashboard: what the daemon knows, as a page to watch."""

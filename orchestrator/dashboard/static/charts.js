@@ -1,0 +1,93 @@
+// Four charts of the last hour, drawn by uPlot.
+
+import { $, clock, h, now, say } from "./dom.js";
+
+const HOUR_S = 3600;
+const CHARTS = [
+  { title: "Leases", series: [["leases", "active", "leased"], ["waiting", "waiting", "starting"]], digits: 0 },
+  { title: "Engines", series: [["leased", "leased", "leased"], ["ready", "ready", "ready"], ["starting", "starting", "starting"], ["failed", "failed", "failed"]], digits: 0 },
+  { title: "Steps a second", series: [["rate", "all leases", "leased"]], digits: 0 },
+  { title: "Step time", series: [["step_ms", "engine and relay", "leased"]], digits: 2, unit: " ms" },
+];
+
+const data = { at: [] };
+const drawn = [];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const written = (value, chart) => (value === null || value === undefined ? "–" : value.toFixed(chart.digits) + (chart.unit ?? ""));
+
+export function add({ columns, samples }) {
+  for (const sample of samples) {
+    if (data.at.length && sample[0] <= data.at.at(-1)) continue;
+    columns.forEach((name, at) => (data[name] ??= []).push(sample[at]));
+  }
+  const from = now() - HOUR_S;
+  while (data.at.length && data.at[0] < from) for (const column of Object.values(data)) column.shift();
+  for (const one of drawn) refresh(one);
+}
+
+export function charts(history) {
+  for (const chart of CHARTS) {
+    const keys = chart.series.map(([, label, state]) => h("span", { class: "key", "data-state": state }, h("b"), ` ${label}`));
+    const place = h("div", { class: "plot" });
+    const when = h("span", { class: "when quiet" });
+    const figure = h("figure", { class: "card", role: "img" }, h("figcaption", {}, h("h3", {}, chart.title), when, h("p", {}, ...keys)), place);
+    $("charts").append(figure);
+    drawn.push({ chart, figure, keys, place, when, plot: null });
+  }
+  add(history);
+  for (const one of drawn) draw(one);
+  dark.addEventListener("change", () => drawn.forEach(draw));
+  const sizes = new ResizeObserver(() => drawn.forEach(({ plot, place }) => plot?.setSize({ width: place.clientWidth, height: place.clientHeight })));
+  for (const { place } of drawn) sizes.observe(place);
+}
+
+function columns({ chart }) {
+  return [data.at, ...chart.series.map(([name]) => data[name] ?? [])];
+}
+
+function draw(one) {
+  const { chart, place } = one;
+  one.plot?.destroy();
+  const axis = { stroke: colour("quiet"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  one.plot = new uPlot(
+    {
+      width: place.clientWidth,
+      height: place.clientHeight,
+      padding: [8, 6, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
+      scales: { x: { time: true, range: () => [now() - HOUR_S, now()] }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, chart.digits ? 0.1 : 1)] } },
+      axes: [
+        { ...axis, space: 70, size: 22, values: (_, at) => at.map((x) => clock(x).slice(0, 5)) },
+        { ...axis, space: 26, size: 42, values: (_, found) => found.map((y) => (chart.digits || Number.isInteger(y) ? String(+y.toFixed(2)) : "")) },
+      ],
+      series: [{}, ...chart.series.map(([, label, state], at) => ({ label, stroke: colour(state), width: 2, points: { show: false }, fill: chart.series.length === 1 ? `${colour(state)}22` : undefined, dash: at === 0 ? undefined : [6, 0] }))],
+      hooks: { setCursor: [() => keys(one)] },
+    },
+    columns(one),
+    place,
+  );
+  keys(one);
+}
+
+function refresh(one) {
+  one.plot?.setData(columns(one));
+  keys(one);
+}
+
+// The numbers beside the title: those under the pointer, else the latest.
+function keys(one) {
+  const { chart } = one;
+  const pointed = one.plot?.cursor?.idx ?? null;
+  const last = data.at.length - 1;
+  const at = pointed ?? last;
+  say(one.when, pointed === null || at < 0 ? "" : clock(data.at[at]));
+  chart.series.forEach(([name], number) => say(one.keys[number].firstChild, written(data[name]?.[at], chart)));
+  const told = chart.series.map(([name, label]) => {
+    const known = (data[name] ?? []).filter((value) => value !== null);
+    return `${label}: now ${written(data[name]?.[last], chart)}, at most ${written(known.length ? Math.max(...known) : null, chart)}`;
+  });
+  one.figure.setAttribute("aria-label", `${chart.title} in the last hour. ${told.join("; ")}.`);
+}
