@@ -170,12 +170,12 @@ def _live(blueprint: Blueprint, dashboard: Dashboard) -> None:
 
     @blueprint.get("/dashboard/pictures", **_PLAIN)
     def show() -> Response:
-        """Pictures of leased engines that have changed: ?e=ID:MARK, once for each; with full, as large as they are"""
+        """Pictures of leased engines that have changed: ?e=ID:MARK, once for each; large, or full, as large as they are"""
         gate.admit()
         asked = dict(_asked(one) for one in request.args.getlist("e")[:MOST_PICTURES])
         with services.database.read() as db:
             seen = engine.seen_by(db, g.caller, list(asked))
-        width = None if "full" in request.args else pictures.THUMBNAIL_WIDTH
+        width = None if "full" in request.args else pictures.WIDTHS["large" in request.args]
         wanted = {engine_id: mark for engine_id, mark in asked.items() if engine_id in seen}
         return _json(pictures.ask(services.config.state_dir, wanted, width=width))
 

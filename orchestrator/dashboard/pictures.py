@@ -12,7 +12,8 @@ from orchestrator import local_socket
 
 WITHIN_S = 3.0
 RETRY_S = 3.0
-THUMBNAIL_WIDTH = 160
+WIDTHS = {False: 160, True: 240}
+"""Pixels that a picture on the wall is wide, and where there is room for larger ones."""
 
 
 def ask(state_dir: Path, engines: Mapping[str, str], *, width: int | None) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import { $, clock, h, now, say } from "./dom.js";
 
 const HOUR_S = 3600;
+const LEAST_S = 600; // so much is shown even when there is less to show
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 const CHARTS = [
   { title: "Leases", series: [["leases", "active", "leased"], ["waiting", "waiting", "starting"]], digits: 0 },
   { title: "Engines", series: [["leased", "leased", "leased"], ["ready", "ready", "ready"], ["starting", "starting", "starting"], ["failed", "failed", "failed"]], digits: 0 },
@@ -14,7 +16,14 @@ const data = { at: [] };
 const drawn = [];
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// A canvas does not know light-dark(): let an element work the colour out.
+const probe = document.body.appendChild(h("span", { hidden: true }));
+function colour(name, alpha = 1) {
+  probe.style.color = `var(--${name})`;
+  const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
+  return `rgb(${r} ${g} ${b} / ${alpha})`;
+}
+
 const written = (value, chart) => (value === null || value === undefined ? "–" : value.toFixed(chart.digits) + (chart.unit ?? ""));
 
 export function add({ columns, samples }) {
@@ -43,6 +52,11 @@ export function charts(history) {
   for (const { place } of drawn) sizes.observe(place);
 }
 
+function shownTime() {
+  const end = Math.max(now(), data.at.at(-1) ?? 0);
+  return [Math.max(end - HOUR_S, Math.min(data.at[0] ?? end, end - LEAST_S)), end];
+}
+
 function columns({ chart }) {
   return [data.at, ...chart.series.map(([name]) => data[name] ?? [])];
 }
@@ -55,15 +69,15 @@ function draw(one) {
     {
       width: place.clientWidth,
       height: place.clientHeight,
-      padding: [8, 6, 0, 0],
+      padding: [8, 16, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
-      scales: { x: { time: true, range: () => [now() - HOUR_S, now()] }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, chart.digits ? 0.1 : 1)] } },
+      scales: { x: { time: true, range: shownTime }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, chart.digits ? 0.1 : 1)] } },
       axes: [
-        { ...axis, space: 70, size: 22, values: (_, at) => at.map((x) => clock(x).slice(0, 5)) },
-        { ...axis, space: 26, size: 42, values: (_, found) => found.map((y) => (chart.digits || Number.isInteger(y) ? String(+y.toFixed(2)) : "")) },
+        { ...axis, space: 64, size: 22, values: (_, at) => at.map((x) => clock(x).slice(0, 5)) },
+        { ...axis, space: 26, size: 36, ...(chart.digits ? {} : { incrs: WHOLE }), values: (_, found) => found.map((y) => String(+y.toFixed(2))) },
       ],
-      series: [{}, ...chart.series.map(([, label, state], at) => ({ label, stroke: colour(state), width: 2, points: { show: false }, fill: chart.series.length === 1 ? `${colour(state)}22` : undefined, dash: at === 0 ? undefined : [6, 0] }))],
+      series: [{}, ...chart.series.map(([, label, state], at) => ({ label, stroke: colour(state), width: 2, points: { show: false }, fill: at === 0 ? colour(state, 0.12) : undefined }))],
       hooks: { setCursor: [() => keys(one)] },
     },
     columns(one),
@@ -84,7 +98,10 @@ function keys(one) {
   const last = data.at.length - 1;
   const at = pointed ?? last;
   say(one.when, pointed === null || at < 0 ? "" : clock(data.at[at]));
-  chart.series.forEach(([name], number) => say(one.keys[number].firstChild, written(data[name]?.[at], chart)));
+  chart.series.forEach(([name], number) => {
+    say(one.keys[number].firstChild, written(data[name]?.[at], chart));
+    one.keys[number].dataset.none = !data[name]?.[at];
+  });
   const told = chart.series.map(([name, label]) => {
     const known = (data[name] ?? []).filter((value) => value !== null);
     return `${label}: now ${written(data[name]?.[last], chart)}, at most ${written(known.length ? Math.max(...known) : null, chart)}`;

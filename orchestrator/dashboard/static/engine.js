@@ -42,7 +42,7 @@ function begin(id) {
   pause(true);
   say($("e-title"), `Engine ${id}`);
   for (const part of ["e-facts", "e-do", "e-log", "e-past", "e-said"]) $(part).replaceChildren();
-  for (const part of ["e-bars"]) $(part).hidden = true;
+  bars($("e-bars"), null);
   $("e-picture").getContext("2d").clearRect(0, 0, $("e-picture").width, $("e-picture").height);
   $("e-picture").dataset.drawn = 0;
   say($("e-nothing"), "");

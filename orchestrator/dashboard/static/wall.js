@@ -2,6 +2,7 @@
 
 import { $, Over, ask, h, keep, say } from "./dom.js";
 
+const FEW = 8; // tiles, and they are larger
 const MOST = 48; // pictures in one question; more tiles than that take turns
 const visible = new Set();
 const marks = new Map();
@@ -37,8 +38,8 @@ export const picture = async (canvas, base64) => {
 // Health as in the game: what is left reaches from the middle outwards.
 export function bars(place, health) {
   const known = health?.some((share) => share !== null) ?? false;
-  place.hidden = !known;
-  if (!known) return;
+  place.dataset.known = known;
+  if (!known) return place.replaceChildren();
   if (!place.firstChild) {
     for (const side of ["P1", "P2"])
       place.append(h("span", { class: "health", role: "meter", "aria-label": `Health of ${side}`, "aria-valuemin": 0, "aria-valuemax": 100 }, h("i")));
@@ -58,6 +59,7 @@ export function wall(state, open) {
     .map((engine) => ({ ...engine, holder: holders.get(engine.lease)?.holder ?? "", order: holders.get(engine.lease)?.since ?? 0 }))
     .sort((a, b) => a.order - b.order || (a.lease < b.lease ? -1 : a.lease > b.lease ? 1 : a.rank - b.rank));
   say($("n-wall"), leased.length ? String(leased.length) : "");
+  $("wall").dataset.few = leased.length <= FEW;
   $("no-wall").hidden = leased.length > 0;
   keep($("wall"), leased, (engine) => engine.id, (engine) => make(engine, open), update);
   const there = new Set(leased.map((engine) => engine.id));
@@ -73,8 +75,8 @@ function make(engine, open) {
       "button",
       { class: "tile", on: { click: () => open(engine.id) } },
       h("canvas", { width: 160, height: 150, "aria-hidden": "true" }),
-      h("span", { class: "bars", hidden: true }),
-      h("span", { class: "none" }, "No step yet"),
+      h("span", { class: "none" }),
+      h("span", { class: "bars" }),
       h("span", { class: "game" }),
       h("span", { class: "rate" }),
       h("span", { class: "whose" }),
@@ -126,7 +128,7 @@ export async function watch() {
     let wait = 3;
     try {
       const query = some.map((id) => `e=${encodeURIComponent(`${id}:${marks.get(id) ?? ""}`)}`).join("&");
-      const { pictures, wait_s } = await ask(`/dashboard/pictures?${query}`);
+      const { pictures, wait_s } = await ask(`/dashboard/pictures?${query}${$("wall").dataset.few === "true" ? "&large" : ""}`);
       wait = wait_s;
       await Promise.all(Object.entries(pictures).map(([id, found]) => show(id, found).catch(() => {})));
     } catch (fault) {
