@@ -25,6 +25,7 @@ from client_sdk._errors import CornermanError
 from client_sdk._lease import Lease
 from client_sdk._running import Ended, Relay, find
 from client_sdk._version import __version__
+from client_sdk.ec2.cli import ec2
 from client_sdk.models import DEFAULT_TTL_S
 
 ENTRY_POINT_GROUP = "cornerman.commands"
@@ -189,7 +190,7 @@ def release(lease_ids: tuple[str, ...]) -> None:
         click.echo(f"Released {lease_id}.")
 
 
-for _command in _admin_cli.commands:
+for _command in (*_admin_cli.commands, ec2):
     cli.add_command(_command)
 
 

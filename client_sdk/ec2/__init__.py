@@ -1,0 +1,1 @@
+"""A host on EC2, driven from the user's own machine: ``cornerman ec2 up | status | down | connect`` (needs the extra ``ec2``)."""
