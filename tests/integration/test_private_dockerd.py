@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,37 @@ def test_a_stopped_engine_leaves_its_images_and_nothing_else(private_engine: Pri
         assert client.images.list("nothing")
     finally:
         client.close()
+
+
+def test_a_network_that_another_bridge_has_taken_is_left_to_it(private_engine: PrivateEngine) -> None:
+    """An engine that was killed, and whose network another bridge has taken since, starts on a network of its own."""
+    first = _network(private_engine)
+    private_engine.kill()
+    other = f"t{uuid.uuid4().hex[:8]}"
+    for command in (
+        ["link", "add", "name", other, "type", "bridge"],
+        ["addr", "add", first, "dev", other],
+        ["link", "set", other, "up"],
+    ):
+        subprocess.run(["ip", *command], check=True)
+    try:
+        private_engine.start()
+        assert _network(private_engine) != first
+        private_engine.stop()
+        assert other in _bridges()
+    finally:
+        subprocess.run(["ip", "link", "del", other], check=True)
+
+
+def _network(engine: PrivateEngine) -> str:
+    """The address and size of its bridge, such as 10.201.0.1/17."""
+    client = connect(engine.host)
+    try:
+        name = client.networks.get("bridge").attrs["Options"]["com.docker.network.bridge.name"]
+    finally:
+        client.close()
+    shown = subprocess.run(["ip", "-4", "-o", "addr", "show", "dev", name], check=True, capture_output=True, text=True)
+    return shown.stdout.split()[3]
 
 
 def _bridges() -> list[str]:
