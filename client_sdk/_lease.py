@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from client_sdk import _html, models
+from client_sdk._advice import Advice
 from client_sdk._api import Api
 from client_sdk._environ import claims
 from client_sdk._errors import (
@@ -168,6 +169,24 @@ class Lease:
         env = self._slot(rank)
         return env.generation > after and env.state is EnvState.READY
 
+    def advise(
+        self,
+        game_id: str = "doapp",
+        env_settings: Any = None,
+        wrappers_settings: Any = None,
+        *,
+        learner_s: float = 0.0,
+        seconds: float = 2.0,
+    ) -> Advice:
+        """Play for some ``seconds`` with these settings, and say what limits and what to change: ``print`` it.
+
+        ``learner_s`` is how long your learner thinks between two steps of all environments. Games that are under way on this lease
+        are lost: ask first, and make the environments afterwards.
+        """
+        from client_sdk import _tune
+
+        return _tune.advise(self, game_id, env_settings, wrappers_settings, learner_s=learner_s, seconds=seconds)
+
     def release(self) -> None:
         """Give the engines back; again, or after the lease was lost, is fine.
 
@@ -230,6 +249,12 @@ class Lease:
     def _lanes_are_taken(self) -> None:
         """The relay is about to turn the tunnel away, and that is right."""
         self._taken = True
+
+    def _lanes_are_free(self) -> None:
+        """This process uses the lanes no more: the tunnel may have them again."""
+        self._taken = False
+        if self._tunnel is not None and not self._over and self._lost is None:
+            self._tunnel.open_again()
 
     def _start_heartbeat(
         self, first: models.Lease, *, via: Via, local: Local, deadlines_s: Mapping[str, float] | None

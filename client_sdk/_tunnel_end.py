@@ -65,6 +65,18 @@ class Tunnel(Heartbeat):
                 return self.addresses
             raise self._reason(self._closed)
 
+    def open_again(self) -> None:
+        """Connect and listen again under the same addresses, after somebody else had the lanes."""
+        if self._more is None:
+            return
+        with self._news:
+            self._closed = others = Report(event="closed", text="Somebody else had the lanes.")
+        self.tell(self._more)
+        deadline = time.monotonic() + OPEN_WITHIN_S
+        with self._news:
+            while self._closed is others and time.monotonic() < deadline:
+                self._news.wait(deadline - time.monotonic())
+
     def _ports(self) -> tuple[int, ...]:
         return () if self._folder else tuple(int(address.rpartition(":")[2]) for address in self._addresses)
 

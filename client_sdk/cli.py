@@ -190,6 +190,33 @@ def release(lease_ids: tuple[str, ...]) -> None:
         click.echo(f"Released {lease_id}.")
 
 
+@cli.command()
+@_lease_options
+@click.option("--game", "game_id", default="doapp", show_default=True, help="The game to play.")
+@click.option("--frame-shape", default="0x0x0", show_default=True, metavar="HxWxC", help="0x0x0: the game's own.")
+@click.option("--step-ratio", default=6, show_default=True, type=click.IntRange(1, 6), help="Game frames in a step.")
+@click.option("--learner-ms", default=0.0, show_default=True, help="How long your learner thinks between two steps.")
+@click.option("--seconds", default=2.0, show_default=True, help="How long to play.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def tune(
+    *, game_id: str, frame_shape: str, step_ratio: int, learner_ms: float, seconds: float, as_json: bool, **wishes: Any
+) -> None:
+    """Play a little, and say what limits the speed and what to change."""
+    from diambra.arena import EnvironmentSettings
+
+    numbers = tuple(int(part) for part in frame_shape.split("x") if part.isdigit())
+    if len(numbers) != 3:
+        raise click.UsageError("A --frame-shape has the form HxWxC, such as 128x128x1.")
+    settings = EnvironmentSettings(frame_shape=numbers, step_ratio=step_ratio)
+    with _ending_by_signal():
+        try:
+            with _ask(**wishes) as lease:
+                advice = lease.advise(game_id, settings, learner_s=learner_ms / 1e3, seconds=seconds)
+        except Ended as end:
+            sys.exit(end.exit_code)
+    click.echo(json.dumps(advice.as_dict()) if as_json else str(advice))
+
+
 for _command in (*_admin_cli.commands, ec2):
     cli.add_command(_command)
 

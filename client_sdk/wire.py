@@ -61,6 +61,9 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 WIRE_VERSION = 1
 SUBPROTOCOL = "cornerman.v1"
+PROBE_SUFFIX = (
+    "/probe"  # a GET of the same URL with this behind it answers some MiB, by which a client measures the line
+)
 DEFAULT_PORT = 8444
 
 MAX_REQUEST_BYTES = 1 << 20  # of one CALL; an engine's largest request is a few KB

@@ -1,0 +1,322 @@
+"""What steps over a distance cost, and what to change: numbers in, words out. It measures nothing; ``_tune`` does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+Shape = tuple[int, int, int]
+SMALL: Shape = (128, 128, 1)
+PARTS = ("latency", "bandwidth", "engine", "client", "learner")
+WORTH_SAYING = 1.1  # a change that brings less than a tenth is not worth a line
+NEARLY = 0.95
+MORE_IS_WORTH = 1.25
+MOST_ENVS = 64  # more than that is for more than one host
+STOCK_STEP_RATIO = 6
+CROWDED = 1.5
+
+
+@dataclass(frozen=True)
+class Line:
+    """The way to the host: seconds there and back, and bit/s from there; None when it was not measured, and then no limit."""
+
+    round_trip_s: float
+    bit_per_s: float | None = None
+
+    def seconds_for(self, wire_bytes: float) -> float:
+        """How long so many bytes take."""
+        return 8 * wire_bytes / self.bit_per_s if self.bit_per_s else 0.0
+
+
+@dataclass(frozen=True)
+class Play:
+    """How one step of one environment went: seconds in the engine (all that were measured), bytes on the line, and seconds
+    of this machine's processor. ``alone_s`` is the engine's time while the others rest."""
+
+    frame_shape: Shape
+    step_ratio: int
+    engine_s: tuple[float, ...]
+    wire_bytes: float
+    client_s: float
+    alone_s: float | None = None
+
+    @property
+    def mean_engine_s(self) -> float:
+        """The engine's time of a step, on average."""
+        return sum(self.engine_s) / len(self.engine_s)
+
+    def slowest_of(self, envs: int) -> float:
+        """How long the slowest of so many engines takes, on average: a batch waits for it."""
+        ordered, count = sorted(self.engine_s), len(self.engine_s)
+        shares = [((rank + 1) / count) ** envs - (rank / count) ** envs for rank in range(count)]
+        return sum(share * seconds for share, seconds in zip(shares, ordered, strict=True))
+
+    def at_ratio(self, step_ratio: int) -> Play:
+        """The same with another step_ratio: an engine takes as long for each frame as before."""
+        factor = step_ratio / self.step_ratio
+        slower = tuple(factor * seconds for seconds in self.engine_s)
+        return replace(self, step_ratio=step_ratio, engine_s=slower, alone_s=None)
+
+
+def shrinks(shape: Shape) -> bool:
+    """Whether small frames would be smaller than these."""
+    return shape[0] * shape[1] * shape[2] > SMALL[0] * SMALL[1] * SMALL[2]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Where the time of one step of all ``envs`` goes, in seconds.
+
+    ``envs / seconds`` is the formula N / (T0 + R + 8*N*b/W): R is ``latency``, 8*N*b/W is ``bandwidth``, T0 the rest. Of this
+    machine's work only that is counted which is not done while the line still brings the next answer.
+    """
+
+    envs: int
+    latency: float
+    bandwidth: float
+    engine: float
+    client: float
+    learner: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole."""
+        return self.latency + self.bandwidth + self.engine + self.client + self.learner
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps a second of all environments together."""
+        return self.envs / self.seconds
+
+    @property
+    def limit(self) -> str:
+        """The part that takes longest."""
+        return max(PARTS, key=lambda name: float(getattr(self, name)))
+
+
+def batch(line: Line, play: Play, *, envs: int, learner_s: float = 0.0) -> Batch:
+    """One step of all environments at once, after which the learner thinks for ``learner_s``."""
+    each = line.seconds_for(play.wire_bytes)
+    hidden = (envs - 1) * min(each, play.client_s)
+    return Batch(
+        envs=envs,
+        latency=line.round_trip_s,
+        bandwidth=envs * each,
+        engine=play.slowest_of(envs),
+        client=envs * play.client_s - hidden,
+        learner=learner_s,
+    )
+
+
+def in_groups(line: Line, play: Play, *, envs: int, groups: int, learner_s: float = 0.0) -> float:
+    """Steps a second when each group goes on as soon as it can (``send`` / ``recv``): one is under way while others are seen to."""
+    each = batch(line, play, envs=math.ceil(envs / groups), learner_s=learner_s / groups)
+    return min(envs / each.seconds, 1 / _busy_s(line, play, envs=envs, learner_s=learner_s))
+
+
+def enough_groups(line: Line, play: Play, *, envs: int, learner_s: float = 0.0) -> int:
+    """The fewest groups that are nearly as fast as environments that each go on by themselves."""
+    best = in_groups(line, play, envs=envs, groups=envs, learner_s=learner_s)
+    rates = ((n, in_groups(line, play, envs=envs, groups=n, learner_s=learner_s)) for n in range(2, envs))
+    return next((groups for groups, rate in rates if rate >= NEARLY * best), envs)
+
+
+def enough_envs(line: Line, play: Play, *, learner_s: float = 0.0, envs: int) -> int:
+    """With how many environments in groups the distance is hidden: the line or this machine is always at work then."""
+    own_s = batch(line, play, envs=1).seconds
+    return max(1, math.ceil(own_s / _busy_s(line, play, envs=envs, learner_s=learner_s)))
+
+
+def _busy_s(line: Line, play: Play, *, envs: int, learner_s: float) -> float:
+    """What a step costs whoever has to serve all environments one after the other."""
+    return max(play.client_s + learner_s / envs, line.seconds_for(play.wire_bytes), 1e-6)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to change, and the steps a second that it leads to."""
+
+    text: str
+    steps_per_s: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What limits a training now, and what to change. ``print`` it; ``small`` is how it would play with small frames."""
+
+    line: Line
+    play: Play
+    envs: int
+    learner_s: float = 0.0
+    small: Play | None = None
+    measured: float | None = None  # steps a second that were reached meanwhile
+
+    @property
+    def now(self) -> Batch:
+        """Where the time goes."""
+        return batch(self.line, self.play, envs=self.envs, learner_s=self.learner_s)
+
+    @property
+    def predicted(self) -> float:
+        """Steps a second of all environments, stepped together."""
+        return self.now.steps_per_s
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the time: latency, bandwidth, engine, client or learner."""
+        return self.now.limit
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What to change, the greatest gain first; empty when nothing here brings a tenth or more."""
+        found = [
+            *_smaller_frames(self),
+            *_higher_ratio(self),
+            *_groups(self),
+            *_more_envs(self),
+            *_faster_learner(self),
+        ]
+        return tuple(sorted(found, key=lambda change: -change.steps_per_s))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures, for programs."""
+        now = self.now
+        return {
+            "envs": self.envs,
+            "round_trip_s": self.line.round_trip_s,
+            "bit_per_s": self.line.bit_per_s,
+            "engine_s": self.play.mean_engine_s,
+            "wire_bytes": self.play.wire_bytes,
+            "client_s": self.play.client_s,
+            "batch_s": {part: getattr(now, part) for part in PARTS},
+            "limit": self.limit,
+            "predicted_steps_per_s": self.predicted,
+            "measured_steps_per_s": self.measured,
+            "changes": [{"text": change.text, "steps_per_s": change.steps_per_s} for change in self.changes],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            _facts(self.line, self.play),
+            _split(self),
+            f"Limit now: {_LIMITS[self.limit]}",
+            *_crowding(self.play),
+            "What to change:" if self.changes else "Nothing that could be changed here brings a tenth or more.",
+            *(f"  {change.steps_per_s:6.0f} steps/s  {change.text}" for change in self.changes),
+            *_together(self),
+        ]
+        return "\n".join(lines)
+
+
+_LIMITS = {
+    "latency": "latency. Most of a batch's time is the way to the host and back.",
+    "bandwidth": "bandwidth. Most of a batch's time the line is busy with frames.",
+    "engine": "engine CPU. Most of a batch's time is spent in the engines, waiting for the slowest.",
+    "client": "this machine. Most of a batch's time goes into unpacking frames and into wrappers.",
+    "learner": "learner. Most of a batch's time the engines wait for the learner.",
+}
+
+
+def _smaller_frames(advice: Advice) -> list[Change]:
+    if advice.small is None:
+        return []
+    rate = batch(advice.line, advice.small, envs=advice.envs, learner_s=advice.learner_s).steps_per_s
+    shape = advice.small.frame_shape
+    return _worth(advice, Change(f"frame_shape={shape}: the engine itself makes the frame small.", rate))
+
+
+def _higher_ratio(advice: Advice) -> list[Change]:
+    """Fewer steps for the same game: what counts is frames a second."""
+    ratio = advice.play.step_ratio
+    if ratio >= STOCK_STEP_RATIO or advice.limit not in ("latency", "bandwidth", "client", "learner"):
+        return []
+    higher = batch(
+        advice.line, advice.play.at_ratio(STOCK_STEP_RATIO), envs=advice.envs, learner_s=advice.learner_s
+    ).steps_per_s
+    if higher * STOCK_STEP_RATIO < WORTH_SAYING * advice.predicted * ratio:
+        return []
+    frames = f"{higher * STOCK_STEP_RATIO:.0f} game frames a second instead of {advice.predicted * ratio:.0f}"
+    return [
+        Change(f"step_ratio={STOCK_STEP_RATIO}: {frames}, because each way to the host carries more of them.", higher)
+    ]
+
+
+def _groups(advice: Advice) -> list[Change]:
+    if advice.envs < 2:
+        return []
+    groups = enough_groups(advice.line, advice.play, envs=advice.envs, learner_s=advice.learner_s)
+    rate = in_groups(advice.line, advice.play, envs=advice.envs, groups=groups, learner_s=advice.learner_s)
+    text = f"{groups} groups with send() and recv(): some are under way while you see to the others."
+    return _worth(advice, Change(text, rate))
+
+
+def _more_envs(advice: Advice) -> list[Change]:
+    """Twice as many, and again, for as long as that is of use."""
+    envs, rate = advice.envs, advice.predicted
+    while 2 * envs <= MOST_ENVS:
+        more = batch(advice.line, advice.play, envs=2 * envs, learner_s=advice.learner_s).steps_per_s
+        if more < MORE_IS_WORTH * rate:
+            break
+        envs, rate = 2 * envs, more
+    text = f"{envs} environments stepped together, if the host has the processors for them."
+    return _worth(advice, Change(text, rate)) if envs > advice.envs else []
+
+
+def _faster_learner(advice: Advice) -> list[Change]:
+    if advice.limit != "learner":
+        return []
+    rate = batch(advice.line, advice.play, envs=advice.envs).steps_per_s
+    return _worth(advice, Change("a learner that takes no time: a smaller network, a GPU, or fewer decisions.", rate))
+
+
+def _worth(advice: Advice, change: Change) -> list[Change]:
+    return [change] if change.steps_per_s >= WORTH_SAYING * advice.predicted else []
+
+
+def _facts(line: Line, play: Play) -> str:
+    rate = f"{line.bit_per_s / 1e6:.0f} Mbit/s" if line.bit_per_s else "bandwidth not measured"
+    height, width, channels = play.frame_shape
+    return (
+        f"Line: {1e3 * line.round_trip_s:.1f} ms there and back, {rate}. "
+        f"Engine: {1e3 * play.mean_engine_s:.1f} ms a step at step_ratio {play.step_ratio}. "
+        f"Frames of {height}x{width}x{channels}: {play.wire_bytes / 1000:.1f} kB a step on the line, "
+        f"{1e3 * play.client_s:.2f} ms of this machine's processor."
+    )
+
+
+def _split(advice: Advice) -> str:
+    now = advice.now
+    reached = "" if advice.measured is None else f" ({advice.measured:.0f} were reached just now)"
+    shares = {
+        "distance": now.latency,
+        "line": now.bandwidth,
+        "engines": now.engine,
+        "this machine": now.client,
+        "learner": now.learner,
+    }
+    parts = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in shares.items() if seconds >= 5e-5)
+    return (
+        f"{now.envs} environments stepped together: {now.steps_per_s:.0f} steps/s predicted{reached}; "
+        f"of {1e3 * now.seconds:.1f} ms a batch: {parts}."
+    )
+
+
+def _crowding(play: Play) -> Sequence[str]:
+    if play.alone_s is None or play.mean_engine_s < CROWDED * play.alone_s:
+        return []
+    return [
+        f"The engines are slower together ({1e3 * play.mean_engine_s:.1f} ms a step) than one alone "
+        f"({1e3 * play.alone_s:.1f} ms): the host is short of processors, so give it more or take fewer engines."
+    ]
+
+
+def _together(advice: Advice) -> Sequence[str]:
+    """How many environments hide the distance, with the frames that are best."""
+    best = advice.small or advice.play
+    enough = enough_envs(advice.line, best, learner_s=advice.learner_s, envs=advice.envs)
+    where = "" if best is advice.play else f" with frame_shape={best.frame_shape}"
+    return [
+        f"The distance would be hidden altogether by {enough} environments in groups{where}: each one more brings its share until then."
+    ]
