@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from client_sdk import models
+from client_sdk._errors import NotFound
 from client_sdk._http import Session
 
 
@@ -17,6 +18,13 @@ class AdminApi:
     def pools(self) -> list[models.Pool]:
         """All pools with their counts and faults."""
         return self.session.call("GET", "/v1/pools", answer=models.PoolList).pools
+
+    def status(self) -> models.HostStatus | None:
+        """The host as a whole; None of one whose daemon is too old to tell."""
+        try:
+            return self.session.call("GET", "/v1/status", answer=models.HostStatus)
+        except NotFound:
+            return None
 
     def change_pool(self, name: str, patch: models.PoolPatch) -> models.Pool:
         """Change a pool while it runs."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timezone
+from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,12 @@ def _host_options(*, admin: bool) -> Callable[[Callable[..., None]], Callable[..
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(session: Session, *, as_json: bool) -> None:
     """Show pools, engines and leases, and what is wrong."""
-    pools, me = AdminApi(session).pools(), Api(session)
+    host, pools, me = AdminApi(session).status(), AdminApi(session).pools(), Api(session)
     engines = me.engines()
     leases = [lease for lease in me.leases() if lease.state not in models.ENDED_LEASE_STATES]
     if as_json:
         shown = {
+            "host": None if host is None else host.model_dump(mode="json"),
             "pools": [pool.model_dump(mode="json") for pool in pools],
             "engines": [engine.model_dump(mode="json") for engine in engines],
             "leases": [lease.model_dump(mode="json", exclude={"relay"}) for lease in leases],
@@ -65,6 +66,8 @@ def status(session: Session, *, as_json: bool) -> None:
     if engines:
         click.echo("\n" + _tables.engines(engines, now=now))
     click.echo("\n" + (_tables.leases(leases, now=now) if leases else "No leases."))
+    if host is not None and host.idle_stop is not None:
+        click.echo("\n" + _idle(host.idle_stop, now))
 
 
 @click.group()
@@ -238,6 +241,11 @@ def _pools(pools: Sequence[models.Pool]) -> str:
 
 
 _SHOWN = (models.EngineState.READY, models.EngineState.LEASED, models.EngineState.STARTING)
+
+
+def _idle(stop: models.IdleStop, now: datetime) -> str:
+    left = max(0, round((stop.stops_at - now).total_seconds() / 60))
+    return f"Unused since {stop.since:%H:%M} UTC: this host stops in {left} min, unless somebody leases before."
 
 
 def _tokens(tokens: Sequence[models.Token]) -> str:

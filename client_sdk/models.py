@@ -237,6 +237,26 @@ class PoolList(Answer):
     pools: list[Pool]
 
 
+class IdleStop(Answer):
+    """Of a host that nobody uses: since when, and when it stops unless somebody leases before."""
+
+    since: AwareDatetime
+    stops_at: AwareDatetime
+    announced: bool  # there is an event of it, and it stops within minutes
+
+
+class HostStatus(Answer):
+    """Answer of ``GET /v1/status``: the host as a whole."""
+
+    version: str
+    now: AwareDatetime
+    fault: str | None  # of the engine host, in words
+    pending_leases: int
+    active_leases: int
+    idle_after_s: float | None  # None: it never stops by itself
+    idle_stop: IdleStop | None  # None while it is used, or never stops
+
+
 class Event(Answer):
     """One line of the event log; ``seq`` rises without end and never repeats."""
 

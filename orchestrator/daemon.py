@@ -25,6 +25,7 @@ from orchestrator.children import Child, Listens, PortTaken, claim
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError, CornermanError, Unavailable
 from orchestrator.exits import Exit as Exit
+from orchestrator.idle_watch import IdleWatch
 from orchestrator.interfaces import Probe, Runtime
 from orchestrator.leasing import Leasing
 from orchestrator.lock import AlreadyRunning, owning
@@ -170,12 +171,14 @@ class Daemon:
             children = self._children()
             for _, place in children:
                 claim(place)
+            idle = IdleWatch(database, config.idle)
+            idle.begin()
             pool = self._build_pool(database)
             self._start_pool(pool, undo)
             for child, _ in children:
                 undo.callback(child.close)
             self._bring_up([child for child, _ in children])
-            self._look_after([child for child, _ in children], database)
+            self._look_after([child for child, _ in children], database, idle)
             log.info("stopping")
 
     # ------------------------------------------------------------ building
@@ -271,8 +274,9 @@ class Daemon:
         log.info(f"Cornerman {__version__} listens on {scheme}://{_in_url(server.bind)}:{server.port}{with_relay}")
         self._notifier.ready()
 
-    def _look_after(self, children: Sequence[Child], database: Database) -> None:
+    def _look_after(self, children: Sequence[Child], database: Database, idle: IdleWatch) -> None:
         while not self._done():
+            idle.look()
             for child in children:
                 child.look_after()
             if time.monotonic() - self._checked_at >= CERTIFICATE_EVERY_S and self._renewed():

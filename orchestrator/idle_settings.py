@@ -30,7 +30,7 @@ class IdleConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    after: Annotated[float | None, BeforeValidator(seconds), Field(ge=60, allow_inf_nan=False)] = None
+    after: Annotated[float | None, BeforeValidator(seconds), Field(ge=10, allow_inf_nan=False)] = None
     command: str = POWEROFF_COMMAND
 
     @field_validator("command")

@@ -18,6 +18,7 @@ from orchestrator.api import (
     lease_calls,
     pool_calls,
     problems,
+    status_calls,
     system_calls,
     token_calls,
 )
@@ -77,7 +78,7 @@ def create_app(
 
     calls, document = Calls(app), Document(app)
     app.calls = calls
-    for module in (lease_calls, engine_calls, pool_calls, event_calls, token_calls):
+    for module in (lease_calls, engine_calls, pool_calls, event_calls, token_calls, status_calls):
         module.register(calls)
     system_calls.register(calls, document)
     app.dashboard = blueprint.install(app, app.services)

@@ -12,6 +12,7 @@ from orchestrator import planning
 from orchestrator.leasing import LeaseView
 from orchestrator.model import Engine, EngineState, LeaseState, Policy, Pool
 from orchestrator.store import engines, events, leases, meta, meters, principals
+from orchestrator.store.idle_stop import IdleStop
 
 RATE_LASTS_S = 30.0
 _LIVE_STATES = tuple(state for state in EngineState if state is not EngineState.GONE)
@@ -115,6 +116,11 @@ def pool(db: sqlite3.Connection, inner: Pool) -> models.Pool:
         pending_leases=held.get(LeaseState.PENDING, 0),
         active_leases=held.get(LeaseState.ACTIVE, 0),
     )
+
+
+def idle_stop(inner: IdleStop) -> models.IdleStop:
+    """When an unused host stops."""
+    return models.IdleStop(since=at(inner.since), stops_at=at(inner.stops_at), announced=inner.announced)
 
 
 def event(inner: events.Event) -> models.Event:

@@ -182,6 +182,11 @@ def forget_ended(db: sqlite3.Connection, before: float, *, at_most: int = 20_000
     return gone
 
 
+def newest(db: sqlite3.Connection) -> int:
+    """The place of the newest lease in the order of arrival, 0 before there was one; it changes when one comes."""
+    return int(db.execute("SELECT coalesce(max(seq), 0) FROM leases").fetchone()[0])
+
+
 def versions(db: sqlite3.Connection) -> dict[str, int]:
     """The version of every active lease."""
     return dict(db.execute("SELECT id, version FROM leases WHERE state = 'active'").fetchall())

@@ -16,7 +16,7 @@ from orchestrator import tls
 from orchestrator.api.system_calls import CA_FILE
 from orchestrator.config import build
 from orchestrator.errors import ConfigError
-from orchestrator.store import meta, pools
+from orchestrator.store import idle_stop, meta, pools
 from tests.support.api import Desk, House, json_of
 
 
@@ -150,13 +150,6 @@ def test_the_server_takes_the_files_that_init_made_or_those_brought(tmp_path: Pa
     assert tls.serving(other) == (tmp_path / "c", tmp_path / "k")
 
 
-def test_the_front_page_says_what_this_is(house: House) -> None:
-    """/ tells a visitor what answers here and where to read more."""
-    response = house.stranger().send("GET", "/")
-    assert (response.status_code, response.mimetype) == (200, "text/plain")
-    assert "/docs" in response.get_data(as_text=True)
-
-
 def test_answers_are_not_kept_by_anybody_between(house: House, ann: Desk) -> None:
     """What is told to a token is kept by no cache."""
     assert ann.send("GET", "/v1/whoami").headers["Cache-Control"] == "no-store"
@@ -178,7 +171,7 @@ def test_the_document_describes_every_call(house: House) -> None:
     described = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
     served = {
         (method, re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(rule)))
-        for rule in house.app.url_map.iter_rules()
+        for rule in house.rules()
         for method in (rule.methods or set()) - {"HEAD"}
     }
     assert described == served
@@ -237,3 +230,29 @@ def test_the_api_process_loads_no_more_than_it_serves_with() -> None:
     program = f"import sys, orchestrator.api.server; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
+
+
+# ---------------------------------------------------------------- the host as a whole
+
+
+def test_the_status_tells_of_the_host_as_a_whole(house: House, ann: Desk) -> None:
+    """/v1/status counts leases over all pools and says what is wrong with the engine host."""
+    house.add_engines(1)
+    ann.lease()
+    ann.lease(2, wait=True, status=202)
+    _set(house, "host_fault", "Docker does not answer")
+    told = ann.call("GET", "/v1/status", 200, models.HostStatus)
+    assert (told.active_leases, told.pending_leases, told.fault) == (1, 1, "Docker does not answer")
+    assert (told.idle_after_s, told.idle_stop) == (None, None)
+    assert told.now.timestamp() == house.clock.now()
+    house.stranger().refused("GET", "/v1/status", 401, "unauthenticated")
+
+
+def test_the_status_tells_when_an_unused_host_stops(house: House, reader: Desk) -> None:
+    """Since when nobody uses it, when it stops, and whether that was announced."""
+    now = house.clock.now()
+    with house.database.write() as db:
+        idle_stop.put(db, idle_stop.IdleStop(since=now - 60, stops_at=now + 240, announced=True))
+    stop = reader.call("GET", "/v1/status", 200, models.HostStatus).idle_stop
+    assert stop is not None
+    assert ((stop.stops_at - stop.since).total_seconds(), stop.announced) == (300, True)
