@@ -53,7 +53,8 @@ def infos_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def observations_of(space: gymnasium.Space[Any], observations: Iterable[Any], count: int) -> Any:
     """Observations as arrays that are nobody else's."""
-    return concatenate(space, tuple(observations), create_empty_array(space, n=count, fn=_empty))
+    batch = create_empty_array(space, n=count, fn=_empty)
+    return concatenate(space, tuple(observations), batch) if count else batch
 
 
 def _empty(shape: Any, dtype: Any = None, **_: Any) -> Any:

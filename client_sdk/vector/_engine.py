@@ -74,7 +74,7 @@ class LaneEngine:
         except CallFault as fault:
             self._check(method, fault)
             if fault.status in (Status.INTERNAL, Status.UNKNOWN):
-                self._hub.lanes.give_up(self.rank, f"{method.name} failed: {fault.text}")
+                self._hub.lanes.give_up(self.rank, f"{_name(method)} failed: {fault.text}")
             self._begin_renewal(fault.text)
             raise EngineLost(fault.text) from fault
 
@@ -106,7 +106,12 @@ class LaneEngine:
         if lanes.out_of_reach is not None:
             raise CornermanError(lanes.out_of_reach) from fault
         if fault.status not in _LOST:
-            raise CornermanError(f"{method.name} of rank {self.rank} failed: {fault.text}") from fault
+            raise CornermanError(f"{_name(method)} of rank {self.rank} failed: {fault.text}") from fault
+
+
+def _name(method: Method) -> str:
+    """As the engine's service has it."""
+    return method.path.rpartition("/")[2]
 
 
 @lru_cache(maxsize=4096)

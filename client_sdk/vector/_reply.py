@@ -59,7 +59,7 @@ def read(data: bytes) -> StepReply:
                         number, category = _category(data[begin:value])
                         ram[number] = category
             elif tag == _REWARD:
-                reward = value - _ROUND if value >= _SIGN else value
+                reward = _signed(value)
             elif tag == _INFO:
                 states = _game_states(data[value:at])
     except (IndexError, ValueError) as error:
@@ -96,9 +96,9 @@ def _numbers(data: bytes) -> dict[int, int]:
             while inside < at:
                 inner, value, inside = _field(data, inside)
                 if inner == _KEY:
-                    key = value
+                    key = _signed(value)
                 elif inner == _VALUE:
-                    number = value - _ROUND if value >= _SIGN else value
+                    number = _signed(value)
             numbers[key] = number
     return numbers
 
@@ -121,6 +121,10 @@ def _field(data: bytes, at: int) -> tuple[int, int, int]:
     if kind in (_FIXED64, _FIXED32):
         return tag, 0, at + (8 if kind == _FIXED64 else 4)
     raise ValueError(f"wire type {kind}")
+
+
+def _signed(value: int) -> int:
+    return value - _ROUND if value >= _SIGN else value
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -56,6 +57,8 @@ class PracticeLanes:
         self.engines = {rank: new_engine() for rank in range(count)}
         self.dead: set[int] = set()
         self.hung: set[int] = set()
+        self.cursed: set[int] = set()
+        self._leaving: defaultdict[int, set[int]] = defaultdict(set)  # generations by rank
         self.slow: dict[tuple[int, Method], float] = {}
         self.calls: list[tuple[int, Method, bytes]] = []
         self.relay = FakeRelay(lanes_wanted=count, engine=self._answer)
@@ -65,27 +68,37 @@ class PracticeLanes:
         self.calls.append((lane.rank, method, request))
         await asyncio.sleep(self.slow.get((lane.rank, method), 0.0))
         if lane.rank in self.dead:
-            self._replace(lane.rank)
-            return Status.UNAVAILABLE, f"The engine of rank {lane.rank} died (exit code 139)."
+            return self._lose(lane, Status.UNAVAILABLE, f"The engine of rank {lane.rank} died (exit code 139).")
         if lane.rank in self.hung:
+            generation = lane.generation
             await asyncio.sleep(0.2)
-            self._replace(lane.rank)
-            return Status.DEADLINE_EXCEEDED, f"The engine of rank {lane.rank} did not answer for 0.2 s."
+            if generation != lane.generation:
+                return Status.FAILED_PRECONDITION, "The engine was replaced: call make() again."
+            return self._lose(
+                lane, Status.DEADLINE_EXCEEDED, f"The engine of rank {lane.rank} did not answer for 0.2 s."
+            )
         return await asyncio.to_thread(self._play, self.engines[lane.rank], method, request)
 
-    def _replace(self, rank: int) -> None:
-        """Let a fresh engine come a moment after the answer."""
-        self.dead.discard(rank)
+    def _lose(self, lane: FakeLane, status: Status, text: str) -> Fault:
+        """The engine is of no more use; a fresh one comes a moment after this answer."""
+        if lane.generation not in self._leaving[lane.rank]:
+            self._leaving[lane.rank].add(lane.generation)
+            task = asyncio.get_running_loop().create_task(self._come(lane.rank))
+            self.relay._tasks.add(task)
+            task.add_done_callback(self.relay._tasks.discard)
+        return status, text
+
+    async def _come(self, rank: int) -> None:
+        await asyncio.sleep(0.05)
+        await self.replace(rank)
+
+    async def replace(self, rank: int) -> None:
+        """A fresh engine sits in the slot, as good as new unless ranks are ``cursed``."""
+        self.engines[rank] = new_engine()
         self.hung.discard(rank)
-
-        async def come() -> None:
-            await asyncio.sleep(0.05)
-            self.engines[rank] = new_engine()
-            await self.relay.replace(rank)
-
-        task = asyncio.get_running_loop().create_task(come())
-        self.relay._tasks.add(task)
-        task.add_done_callback(self.relay._tasks.discard)
+        if rank not in self.cursed:
+            self.dead.discard(rank)
+        await self.relay.replace(rank)
 
     @staticmethod
     def _play(engine: EnvServer, method: Method, request: bytes) -> bytes | Fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -53,7 +54,8 @@ class Seeded(gymnasium.Wrapper):  # type: ignore[type-arg]
 
     def __init__(self, env: Any, rank: int) -> None:
         super().__init__(env)
-        self.rank, self.seeds = rank, iter(())
+        self.rank = rank
+        self.seeds: Iterator[int] = iter(())
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:  # the vector's seed was seed - rank, and later episodes go on from there
@@ -113,9 +115,9 @@ def both(engines: PracticeLanes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         def make(mode: str, kind: str) -> tuple[Any, Any]:
             ours = make_vec(engines.open(), "doapp", settings(), wrappers(kind), autoreset_mode=mode)
             made.append(ours)
-            chosen = {"autoreset_mode": mode} if GYMNASIUM >= (1, 1) else {}
-            theirs = gymnasium.vector.SyncVectorEnv(
-                [lambda rank=rank: stock(addresses, rank, kind) for rank in range(ENVS)], **chosen
+            chosen: dict[str, Any] = {"autoreset_mode": mode} if GYMNASIUM >= (1, 1) else {}
+            theirs: Any = gymnasium.vector.SyncVectorEnv(
+                [partial(stock, addresses, rank, kind) for rank in range(ENVS)], **chosen
             )
             made.append(theirs)
             return ours, theirs
