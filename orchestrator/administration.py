@@ -33,7 +33,7 @@ class Administration:
             if engine.state in (EngineState.STARTING, EngineState.READY):
                 engines.happen(db, engine, Retired(by), now)
             elif engine.state is EngineState.LEASED and at_once:
-                self._leasing.lose(db, engine, by, now, actor=caller.principal)
+                self._leasing.lose(db, engine, by, now, by=caller)
                 if engine.lease_id is not None and engine.rank is not None:
                     self._leasing.fill_if_next(db, engine.lease_id, engine.rank, now)
             elif engine.state is EngineState.LEASED and not engine.draining:
@@ -52,6 +52,8 @@ class Administration:
                 lease_id=engine.lease_id,
                 holder=holder,
                 actor=caller.principal,
+                token_id=caller.token_id,
+                data={"now": at_once},
             )
             return engines.get(db, engine_id)
 
@@ -75,7 +77,16 @@ class Administration:
             )
             told = ", ".join(f"{key} = {value}" for key, value in changes.items())
             text = f"{caller.principal} set {told} for pool {name}"
-            events.record(db, "pool.changed", text, now=now, pool=name, actor=caller.principal, data=changes)
+            events.record(
+                db,
+                "pool.changed",
+                text,
+                now=now,
+                pool=name,
+                actor=caller.principal,
+                token_id=caller.token_id,
+                data=changes,
+            )
             return pools.get(db, name, self._policies)
 
     def _check(self, db: sqlite3.Connection, pool: Pool) -> None:
@@ -110,7 +121,7 @@ class Administration:
                 max_pending=request.max_pending,
             )
             text = f"{caller.principal} made token {issued.token.id} of {request.scope.value} scope for {request.principal}"
-            events.record(db, "token.made", text, now=now, actor=caller.principal)
+            events.record(db, "token.made", text, now=now, actor=caller.principal, token_id=caller.token_id)
             return issued
 
     def revoke(self, caller: Caller, token_id: str) -> None:
@@ -119,13 +130,13 @@ class Administration:
         with self._database.write() as db:
             principals.delete_token(db, token_id)
             text = f"{caller.principal} revoked token {token_id}"
-            events.record(db, "token.revoked", text, now=now, actor=caller.principal)
+            events.record(db, "token.revoked", text, now=now, actor=caller.principal, token_id=caller.token_id)
 
     def remove_principal(self, caller: Caller, name: str) -> None:
         """Forget a principal with its tokens, and end all its leases."""
         now = self._now()
         with self._database.write() as db:
             principals.delete_principal(db, name)
-            self._leasing.end_all_of(db, name, now, actor=caller.principal)
+            self._leasing.end_all_of(db, name, now, by=caller)
             text = f"{caller.principal} removed {name} and ended its leases"
-            events.record(db, "principal.removed", text, now=now, actor=caller.principal)
+            events.record(db, "principal.removed", text, now=now, actor=caller.principal, token_id=caller.token_id)

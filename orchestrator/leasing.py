@@ -23,6 +23,7 @@ from orchestrator.model import (
     Pool,
     Retired,
     Returned,
+    Scope,
 )
 from orchestrator.store import engines, events, leases, pools
 from orchestrator.store.database import Database
@@ -109,10 +110,10 @@ class Leasing:
             if key is not None:
                 leases.save_key(db, caller.principal, key, body_sha256=body_sha256, lease_id=lease.id, now=now)
             if at_once:
-                held = self._move_in(db, lease, engines.ready(db, pool.name, ask.envs), now)
+                held = self._move_in(db, lease, engines.ready(db, pool.name, ask.envs), now, by=caller)
                 return LeaseView(lease, None, tuple(_first(pool.policy, held))), True
             text = f"{caller.principal} waits for {ask.envs} engines"
-            self._tell(db, "lease.queued", text, lease, now, actor=caller.principal)
+            self._tell(db, "lease.queued", text, lease, now, by=caller)
             return self._view(db, lease), True
 
     def get(self, caller: Caller, lease_id: str) -> LeaseView:
@@ -151,7 +152,7 @@ class Leasing:
         with self._database.write() as db:
             lease = self._own(db, caller, lease_id)
             who = "its holder" if caller.principal == lease.holder else f"administrator {caller.principal}"
-            self.end(db, lease, LeaseState.RELEASED, f"{who} released it", now, actor=caller.principal)
+            self.end(db, lease, LeaseState.RELEASED, f"{who} released it", now, by=caller)
 
     def replace(self, caller: Caller, lease_id: str, rank: int, *, generation: int, reason: str) -> LeaseView:
         """Retire a broken engine and leave its slot to a fresh one; naming an old generation changes nothing."""
@@ -173,15 +174,16 @@ class Leasing:
                 )
             engine = next((engine for engine in engines.of_lease(db, lease_id) if engine.rank == rank), None)
             if generation == slot.generation and engine is not None:
-                self.lose(db, engine, f"its holder reported it as broken: {reason}", now, actor=caller.principal)
+                who = "its holder" if caller.principal == lease.holder else f"administrator {caller.principal}"
+                self.lose(db, engine, f"{who} reported it as broken: {reason}", now, by=caller)
                 self.fill_if_next(db, lease_id, rank, now)
             return self._view(db, leases.get(db, lease_id))
 
-    def end_all_of(self, db: sqlite3.Connection, principal: str, now: float, *, actor: str) -> None:
+    def end_all_of(self, db: sqlite3.Connection, principal: str, now: float, *, by: Caller) -> None:
         """End all leases of a principal who is being removed. In the caller's transaction."""
         live = (LeaseState.PENDING, LeaseState.ACTIVE)
         for lease in leases.listed(db, holder=principal, states=live, limit=1_000_000):
-            self.end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, actor=actor)
+            self.end(db, lease, LeaseState.RELEASED, f"{principal} was removed", now, by=by)
 
     # ------------------------------------------------------------ what the pool decides
 
@@ -239,7 +241,7 @@ class Leasing:
             self._tell(db, "lease.used_again", "one of its engines was used: it goes on", lease, now)
 
     def lose(
-        self, db: sqlite3.Connection, engine: Engine, reason: str, now: float, *, actor: str | None = None
+        self, db: sqlite3.Connection, engine: Engine, reason: str, now: float, *, by: Caller | None = None
     ) -> None:
         """An engine is dead or broken: its slot, if it has one, is empty from now on. In the caller's transaction."""
         engines.happen(db, engine, Died(reason), now)
@@ -249,9 +251,7 @@ class Leasing:
         leases.touch(db, engine.lease_id)
         lease = leases.get(db, engine.lease_id)
         text = f"rank {engine.rank} lost its engine: {reason}"
-        self._tell(
-            db, "lease.engine_lost", text, lease, now, engine_id=engine.id, actor=actor, data={"rank": engine.rank}
-        )
+        self._tell(db, "lease.engine_lost", text, lease, now, engine_id=engine.id, by=by, data={"rank": engine.rank})
 
     def fill(self, db: sqlite3.Connection, lease_id: str, rank: int, now: float) -> bool:
         """As ``fill_slot``, in the caller's transaction."""
@@ -288,7 +288,9 @@ class Leasing:
             raise PoolExhausted("The engines went to somebody else meanwhile: try again.", retry_after_s=1)
         self._move_in(db, lease, spare, now)
 
-    def _move_in(self, db: sqlite3.Connection, lease: Lease, spare: list[Engine], now: float) -> list[Engine]:
+    def _move_in(
+        self, db: sqlite3.Connection, lease: Lease, spare: list[Engine], now: float, *, by: Caller | None = None
+    ) -> list[Engine]:
         """The engines of a lease that has become active step into its slots, by rank."""
         if len(spare) < lease.envs_wanted:
             raise PoolExhausted("The engines went to somebody else meanwhile: try again.", retry_after_s=1)
@@ -296,7 +298,8 @@ class Leasing:
         held = [engines.happen(db, engine, Granted(lease.id, rank), now) for rank, engine in enumerate(spare)]
         waited_s = max(0.0, now - lease.created_at)
         text = f"{lease.holder} has {lease.envs_wanted} engines"
-        self._tell(db, "lease.granted", text, lease, now, actor=lease.holder, data={"waited_s": round(waited_s, 3)})
+        by = by or Caller(lease.holder, Scope.LEASE)  # whose waiting has come to its end
+        self._tell(db, "lease.granted", text, lease, now, by=by, data={"waited_s": round(waited_s, 3)})
         if waited_s:
             events.add(db, "lease_wait_seconds", waited_s, pool=lease.pool)
         return held
@@ -309,7 +312,7 @@ class Leasing:
         because: str,
         now: float,
         *,
-        actor: str | None = None,
+        by: Caller | None = None,
     ) -> bool:
         """End a lease and let go of its engines, in the caller's transaction; False when it had ended already."""
         held = engines.of_lease(db, lease.id)
@@ -321,7 +324,7 @@ class Leasing:
                 engines.happen(db, engine, Returned(), now)
             else:
                 engines.happen(db, engine, Retired("its lease ended"), now)
-        self._tell(db, f"lease.{state.value}", f"the lease of {lease.holder} ended: {because}", lease, now, actor=actor)
+        self._tell(db, f"lease.{state.value}", f"the lease of {lease.holder} ended: {because}", lease, now, by=by)
         return True
 
     def _tell(
@@ -333,7 +336,7 @@ class Leasing:
         now: float,
         *,
         engine_id: str | None = None,
-        actor: str | None = None,
+        by: Caller | None = None,
         data: Mapping[str, object] | None = None,
     ) -> None:
         events.record(
@@ -345,7 +348,8 @@ class Leasing:
             lease_id=lease.id,
             holder=lease.holder,
             engine_id=engine_id,
-            actor=actor,
+            actor=by.principal if by else None,
+            token_id=by.token_id if by else "",
             data=data,
         )
 

@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,19 +26,20 @@ from typing import Literal
 from client_sdk.models import Scope
 from orchestrator import config as configuration
 from orchestrator import tls
-from orchestrator.auth import issue_token
+from orchestrator.auth import make_token
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.files import write_atomically
 from orchestrator.places import ADMIN_URL_NAME, CONFIG_NAME, Places
 from orchestrator.relay_token import ensure_secret
-from orchestrator.store import meta, principals
+from orchestrator.store import events, meta, principals
 from orchestrator.store.database import Database
 
 SERVICE_USER = "cornerman"
 PRACTICE_IMAGE = "practice"
 ADMIN, HOLDER = "admin", "notebook"  # the first principals
 NOTE = "made by 'cornerman init'"
+ON_HOST = "(this host)"  # who did it, in the event log: no principal can have that name
 LAST_PORT = 65535
 _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*\.?")
 
@@ -124,7 +126,9 @@ def renew_admin(places: Places, config: Config, *, now: datetime.datetime) -> Pa
                 for token in principals.list_tokens(db):
                     if token.principal == ADMIN and token.note == NOTE:
                         principals.delete_token(db, token.id)
-                value = issue_token(db, principal=ADMIN, scope=Scope.ADMIN, note=NOTE, now=now.timestamp())
+                        text = f"set-up on this host revoked token {token.id}"
+                        events.record(db, "token.revoked", text, now=now.timestamp(), actor=ON_HOST)
+                value = _issue(db, ADMIN, Scope.ADMIN, now)
                 write_atomically(admin_file, f"{connection_string(config, value)}\n".encode())
         finally:
             database.close()
@@ -223,6 +227,14 @@ def _make_folders(places: Places) -> None:
     places.state_dir.chmod(0o700)
 
 
+def _issue(db: sqlite3.Connection, principal: str, scope: Scope, now: datetime.datetime) -> str:
+    """The value of a new token, which the event log knows by its name."""
+    issued = make_token(db, principal=principal, scope=scope, note=NOTE, now=now.timestamp())
+    text = f"set-up on this host made token {issued.token.id} of {scope.value} scope for {principal}"
+    events.record(db, "token.made", text, now=now.timestamp(), actor=ON_HOST)
+    return issued.value
+
+
 def _first_tokens(config: Config, now: datetime.datetime) -> tuple[str, str]:
     """The connection strings of an administrator and of a first holder of leases."""
     database = Database.open(config.database)
@@ -230,8 +242,7 @@ def _first_tokens(config: Config, now: datetime.datetime) -> tuple[str, str]:
         with database.write() as db:
             meta.instance(db)
             tokens = [
-                issue_token(db, principal=principal, scope=scope, note=NOTE, now=now.timestamp())
-                for principal, scope in ((ADMIN, Scope.ADMIN), (HOLDER, Scope.LEASE))
+                _issue(db, principal, scope, now) for principal, scope in ((ADMIN, Scope.ADMIN), (HOLDER, Scope.LEASE))
             ]
     finally:
         database.close()

@@ -28,7 +28,9 @@ def take_over(
     """
     _check_hosts(db, runtimes)
     for name, pool in config.pools.items():
-        pools.configure(db, name, min_ready=pool.min_ready, max_engines=pool.max_engines, image=pool.image)
+        if pools.configure(db, name, min_ready=pool.min_ready, max_engines=pool.max_engines, image=pool.image):
+            text = f"the configuration sets min_ready = {pool.min_ready}, max_engines = {pool.max_engines}, image = {pool.image} for pool {name}"
+            events.record(db, "pool.configured", text, now=now, pool=name)
     if (step := now - float(meta.get(db, "pool_alive_at") or now)) < -TOLERANCE_S:
         record_step(db, step, now)
     _end_leases_without_pool(db, policies, leasing, now)

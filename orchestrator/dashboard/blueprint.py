@@ -111,7 +111,7 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
         with services.database.write() as db:
             text = f"{caller.principal} logged in to the dashboard"
             events.record(
-                db, "session.opened", text, now=services.now(), actor=caller.principal, data={"token": caller.token_id}
+                db, "session.opened", text, now=services.now(), actor=caller.principal, token_id=caller.token_id
             )
         return gate.hand_out(_see_other(), gate.sessions.begin(sha256))
 

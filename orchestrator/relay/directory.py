@@ -12,7 +12,7 @@ from client_sdk.wire import Method
 from orchestrator.errors import NotFound
 from orchestrator.interfaces import Now
 from orchestrator.leasing import Leasing
-from orchestrator.model import EngineState, LeaseState
+from orchestrator.model import Caller, EngineState, LeaseState, Scope
 from orchestrator.probes import reached
 from orchestrator.relay.lane import Meter, Seat
 from orchestrator.store import engines, inquiries, leases, meters
@@ -115,7 +115,7 @@ class Directory:
 
     async def unwanted(self, seat: Seat, reason: str) -> None:
         """The client has no more use for the engine: have it replaced."""
-        await asyncio.to_thread(self._lose, seat, f"its client gave it up: {reason}")
+        await asyncio.to_thread(self._lose, seat, f"its client gave it up: {reason}", by_holder=True)
 
     async def _reason(self, seat: Seat, otherwise: str) -> str:
         deadline = time.monotonic() + REASON_WITHIN_S
@@ -135,7 +135,7 @@ class Directory:
                 return None, None
             return engine.state, engine.reason
 
-    def _lose(self, seat: Seat, reason: str) -> None:
+    def _lose(self, seat: Seat, reason: str, *, by_holder: bool = False) -> None:
         """Empty the slot and let the next engine in, unless the one that is meant sits there no more."""
         now = self._now()
         with self._database.write() as db:
@@ -145,7 +145,9 @@ class Directory:
                 return
             sits = (engine.state, engine.lease_id, engine.rank)
             if sits == (EngineState.LEASED, seat.lease_id, seat.rank):
-                self._leasing.lose(db, engine, reason, now)
+                holder = leases.get(db, seat.lease_id).holder  # whoever has the lease's own token speaks for it
+                by = Caller(holder, Scope.LEASE) if by_holder else None
+                self._leasing.lose(db, engine, reason, now, by=by)
                 self._leasing.fill_if_next(db, seat.lease_id, seat.rank, now)
 
     async def connected(self, lease_id: str) -> None:

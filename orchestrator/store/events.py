@@ -39,12 +39,14 @@ def record(
     lease_id: str | None = None,
     holder: str | None = None,
     actor: str | None = None,
+    token_id: str = "",
     data: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append to the log; the store counts it."""
+    """Append to the log; the store counts it. ``token_id`` is the name of the token that ``actor`` came with."""
+    told = {**(data or {}), **({"token": token_id} if token_id else {})}
     db.execute(
         "INSERT INTO events (at, kind, text, pool, engine_id, lease_id, holder, actor, data_json) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (now, kind, text, pool, engine_id, lease_id, holder, actor, json.dumps(dict(data or {}))),
+        (now, kind, text, pool, engine_id, lease_id, holder, actor, json.dumps(told)),
     )
 
 

@@ -10,9 +10,13 @@ from orchestrator.errors import NotFound
 from orchestrator.model import Policy, Pool
 
 
-def configure(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines: int, image: str) -> None:
-    """Take over what the file says, unless it says the same as last time: then what was changed while running stays."""
+def configure(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines: int, image: str) -> bool:
+    """Take over what the file says, unless it says the same as last time: then what was changed while running stays.
+
+    True when the file says something new of a pool that was known.
+    """
     says = json.dumps([min_ready, max_engines, image])
+    before = db.execute("SELECT configured FROM pools WHERE name = ?", (name,)).fetchone()
     db.execute(
         "INSERT INTO pools (name, min_ready, max_engines, image, configured) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET min_ready = excluded.min_ready, max_engines = excluded.max_engines, "
@@ -20,6 +24,7 @@ def configure(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines:
         "WHERE configured <> excluded.configured",
         (name, min_ready, max_engines, image, says),
     )
+    return before is not None and before[0] != says
 
 
 def get(db: sqlite3.Connection, name: str, policies: Mapping[str, Policy]) -> Pool:

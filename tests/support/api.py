@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
+from werkzeug.routing import Rule
 from werkzeug.test import TestResponse
 
 from client_sdk import models
@@ -106,6 +107,10 @@ class House:
                 max_pending=max_pending,
             )
         return Desk(self, issued.value, issued.token.id)
+
+    def rules(self) -> list[Rule]:
+        """The addresses of the REST API; the dashboard's have a guard, and tests, of their own."""
+        return [rule for rule in self.app.url_map.iter_rules() if not rule.endpoint.startswith("dashboard.")]
 
     def stranger(self) -> Desk:
         """Calls without a token."""

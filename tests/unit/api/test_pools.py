@@ -58,8 +58,8 @@ def test_an_administrator_changes_a_pool_while_it_runs(house: House, admin: Desk
     assert admin.call("PATCH", "/v1/pools/main", 200, models.Pool, json={}) == pool
     told = admin.events()
     assert [(event.kind, event.actor, event.data) for event in told] == [
-        ("pool.changed", "root", {"max_engines": 9}),
-        ("pool.changed", "root", {"min_ready": 3}),
+        ("pool.changed", "root", {"max_engines": 9, "token": admin.token_id}),
+        ("pool.changed", "root", {"min_ready": 3, "token": admin.token_id}),
     ]
 
 

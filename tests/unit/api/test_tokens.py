@@ -160,7 +160,7 @@ def test_the_scheme_may_be_written_in_any_case(house: House, ann: Desk) -> None:
 def _protected(house: House) -> Iterator[tuple[str, str, Call]]:
     """(method, path, what the guard knows of it) of every call that needs a token."""
     known = house.app.calls.known
-    for rule in house.app.url_map.iter_rules():
+    for rule in house.rules():
         call = known[rule.endpoint]
         if call.scope is not None:
             path = str(rule).replace("<int:rank>", "0")
@@ -190,10 +190,8 @@ def test_read_scope_changes_nothing(house: House) -> None:
 
 def test_public_calls_are_few(house: House) -> None:
     """Without a token one can see whether the daemon is well, its certificate, and what calls there are; nothing else."""
-    public = {
-        str(rule) for rule in house.app.url_map.iter_rules() if house.app.calls.known[rule.endpoint].scope is None
-    }
-    assert public == {"/", "/healthz", "/readyz", "/ca.pem", "/openapi.json", "/docs"}
+    public = {str(rule) for rule in house.rules() if house.app.calls.known[rule.endpoint].scope is None}
+    assert public == {"/healthz", "/readyz", "/ca.pem", "/openapi.json", "/docs"}
 
 
 def test_a_request_rate_is_kept_for_each_token(house: House, ann: Desk, bob: Desk) -> None:
