@@ -102,6 +102,7 @@ class Tunnel:
     async def _read(self, rest: bytes) -> None:
         """Follow what the kernel says, until its end."""
         readable = asyncio.Event()
+        os.set_blocking(_STDIN, False)  # the event may be set once more after everything was read
         asyncio.get_running_loop().add_reader(_STDIN, readable.set)
         try:
             while os.getppid() == self._orders.parent_pid:
@@ -112,10 +113,11 @@ class Tunnel:
                     await asyncio.wait_for(readable.wait(), POLL_S)
                 if readable.is_set():
                     readable.clear()
-                    chunk = os.read(_STDIN, 65536)
-                    if not chunk:
-                        return
-                    rest += chunk
+                    with contextlib.suppress(BlockingIOError):
+                        chunk = os.read(_STDIN, 65536)
+                        if not chunk:
+                            return
+                        rest += chunk
         finally:
             asyncio.get_running_loop().remove_reader(_STDIN)
             self._over.set()
