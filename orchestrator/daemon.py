@@ -19,8 +19,8 @@ import structlog
 
 from client_sdk._version import __version__
 from client_sdk.models import EngineState
+from orchestrator import certificate_note, logs, tls
 from orchestrator import config as configuration
-from orchestrator import logs, tls
 from orchestrator.children import Child, Listens, PortTaken, claim
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError, CornermanError, Unavailable
@@ -163,6 +163,7 @@ class Daemon:
                 database = _open(config)
                 undo.callback(database.close)
                 self._ensure_certificate()
+                certificate_note.note(database, config)
                 ensure_secret(config.state_dir)
             except OSError as error:
                 raise StateFault(
@@ -279,7 +280,7 @@ class Daemon:
             idle.look()
             for child in children:
                 child.look_after()
-            if time.monotonic() - self._checked_at >= CERTIFICATE_EVERY_S and self._renewed():
+            if time.monotonic() - self._checked_at >= CERTIFICATE_EVERY_S and self._renewed(database):
                 children[0].restart()  # the relay takes up a new certificate by itself
             if self._notifier.heard:
                 self._tell_status(database)
@@ -292,9 +293,11 @@ class Daemon:
             raise Broken(f"The pool's loop ended by itself ({self._pool_fault}): start the daemon again.")
         return self._wakeups.stopping
 
-    def _renewed(self) -> bool:
+    def _renewed(self, database: Database) -> bool:
         try:
-            return self._ensure_certificate()
+            made = self._ensure_certificate()
+            certificate_note.note(database, self._config)
+            return made
         except (CornermanError, OSError) as error:
             log.warning("the certificate cannot be renewed", fault=str(error))
             return False

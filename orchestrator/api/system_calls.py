@@ -54,7 +54,8 @@ def register(calls: Calls, document: Document) -> None:
         """Counters, and counts by pool, as Prometheus reads them"""
         parts = services()
         with parts.database.read() as db:
-            return Response(metrics.render(db, parts.policies, parts.now()), content_type=metrics.CONTENT_TYPE)
+            text = metrics.render(db, parts.policies, parts.now(), state_dir=parts.config.state_dir)
+        return Response(text, content_type=metrics.CONTENT_TYPE)
 
     @calls.add(
         "get",

@@ -118,6 +118,12 @@ def counts(db: sqlite3.Connection, pool: str) -> dict[LeaseState, int]:
     return {LeaseState(row[0]): int(row[1]) for row in found}
 
 
+def oldest_pending(db: sqlite3.Connection) -> dict[str, float]:
+    """When the lease came that waits for longest, by pool."""
+    found = db.execute("SELECT pool, min(created_at) FROM leases WHERE state = 'pending' GROUP BY pool")
+    return {row[0]: float(row[1]) for row in found}
+
+
 def count_queued_engines(db: sqlite3.Connection, pool: str) -> int:
     """How many engines the pending leases of a pool ask for."""
     (count,) = db.execute(
