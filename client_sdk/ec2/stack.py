@@ -127,6 +127,8 @@ class Stack:
     def delete(self) -> None:
         """Take everything away: machine, disk, addresses, role, parameters and a spot request that would bring it back."""
         found = self._describe(self.name)
+        with plainly():
+            addresses = self._addresses()
         self._sweep()
         if found is not None:
             with plainly():
@@ -138,6 +140,7 @@ class Stack:
                     "run `cornerman ec2 down` again."
                 )
         self._sweep()
+        self._release(addresses)
         self._forget()
 
     def view(self) -> View | None:
@@ -235,6 +238,22 @@ class Stack:
             machines = [machine["InstanceId"] for machine in self._tagged()]
             if machines:
                 self._ec2.terminate_instances(InstanceIds=machines)
+
+    def _addresses(self) -> set[str]:
+        """Fixed addresses of this stack's machines."""
+        machines = [machine["InstanceId"] for machine in self._tagged()]
+        return {
+            address["AllocationId"]
+            for address in self._ec2.describe_addresses()["Addresses"]
+            if address.get("InstanceId") in machines and address.get("AllocationId")
+        }
+
+    def _release(self, addresses: set[str]) -> None:
+        """A fixed address that outlived its stack would go on costing money."""
+        with plainly():
+            for address in self._ec2.describe_addresses()["Addresses"]:
+                if address.get("AllocationId") in addresses:
+                    self._ec2.release_address(AllocationId=address["AllocationId"])
 
     def _forget(self) -> None:
         with plainly():

@@ -1,0 +1,99 @@
+"""The CloudFormation template, read as data: what moto does not look at."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.ec2.conftest import read_template
+
+FILE = Path(__file__).resolve().parents[3] / "deploy" / "ec2.cloudformation.yaml"
+
+
+@pytest.fixture(scope="module")
+def template() -> dict[str, Any]:
+    """The template as data."""
+    return read_template()
+
+
+def _launched(template: dict[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = template["Resources"]["Machine"]["Properties"]["LaunchTemplateData"]
+    return data
+
+
+def test_cfn_lint_finds_nothing() -> None:
+    """cfn-lint, which knows AWS's own schemas, has nothing to say about the template."""
+    linter = Path(sys.executable).with_name("cfn-lint")
+    done = subprocess.run([linter, FILE], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_two_ports_and_no_ssh(template: dict[str, Any]) -> None:
+    """Only the two TLS ports are open, to the given addresses; SSH only if somebody asks for it."""
+    rules = template["Resources"]["Ports"]["Properties"]["SecurityGroupIngress"]
+    assert [(rule["FromPort"], rule["ToPort"], rule["CidrIp"]) for rule in rules] == [
+        (8443, 8443, {"Ref": "AllowedCidr"}),
+        (8444, 8444, {"Ref": "AllowedCidr"}),
+    ]
+    assert "Default" not in template["Parameters"]["AllowedCidr"]
+    assert template["Resources"]["Ssh"]["Condition"] == "HasSsh"
+    assert template["Parameters"]["SshCidr"]["Default"] == ""
+    policies = template["Resources"]["Role"]["Properties"]["ManagedPolicyArns"]
+    assert [policy["Fn::Sub"].rpartition("/")[2] for policy in policies] == ["AmazonSSMManagedInstanceCore"]
+
+
+def test_no_container_gets_the_instances_credentials(template: dict[str, Any]) -> None:
+    """The metadata service takes tokens only, which do not reach beyond the host itself."""
+    assert _launched(template)["MetadataOptions"] == {
+        "HttpEndpoint": "enabled",
+        "HttpTokens": "required",
+        "HttpPutResponseHopLimit": 1,
+    }
+
+
+def test_power_off_stops(template: dict[str, Any]) -> None:
+    """Turning the machine off stops it, on demand and as spot, and never ends it."""
+    data = _launched(template)
+    assert data["InstanceInitiatedShutdownBehavior"] == "stop"
+    condition, spot, _ = data["InstanceMarketOptions"]["Fn::If"]
+    assert condition == "IsSpot"
+    assert spot["SpotOptions"] == {"SpotInstanceType": "persistent", "InstanceInterruptionBehavior": "stop"}
+
+
+def test_the_disk_is_encrypted(template: dict[str, Any]) -> None:
+    """The volume is encrypted and goes with the instance."""
+    disk = _launched(template)["BlockDeviceMappings"][0]["Ebs"]
+    assert (disk["Encrypted"], disk["DeleteOnTermination"]) == (True, True)
+
+
+def test_no_secret_is_a_parameter_or_an_output(template: dict[str, Any]) -> None:
+    """The stack tells the place of the connection string, and no secret goes through it."""
+    assert set(template["Outputs"]) == {"InstanceId", "ConnectionStringParameter"}
+    assert not re.search("(?i)token|password|secret", " ".join(template["Parameters"]))
+
+
+def test_what_is_typed_cannot_break_out_of_the_script(template: dict[str, Any]) -> None:
+    """Every text that ends up in the user data has a pattern, and none lets a quote or a blank through."""
+    script = template["Resources"]["Instance"]["Properties"]["UserData"]["Fn::Base64"]["Fn::Sub"]
+    used = set(re.findall(r"\$\{([A-Za-z]+)\}", script)) & set(template["Parameters"])
+    assert {"Source", "IdleAfter", "EngineImage", "RomsUri"} <= used
+    for name in used:
+        parameter = template["Parameters"][name]
+        if parameter["Type"] == "Number" or "AllowedValues" in parameter:
+            continue
+        pattern = re.compile(parameter["AllowedPattern"])
+        for evil in ("'", '"', "$(id)", "`id`", " ", "\n", ";"):
+            assert not pattern.fullmatch("https://example.org/a.tar.gz" + evil), (name, evil)
+            assert not pattern.fullmatch("s3://bucket/roms" + evil), (name, evil)
+            assert not pattern.fullmatch("45m" + evil), (name, evil)
+
+
+def test_user_data_fits(template: dict[str, Any]) -> None:
+    """The user data is below EC2's limit of 16 KB by far, so that long parameters fit in."""
+    script = template["Resources"]["Instance"]["Properties"]["UserData"]["Fn::Base64"]["Fn::Sub"]
+    assert len(script.encode()) < 12_000
