@@ -30,6 +30,7 @@ from client_sdk._lease import Lease, open_leases
 from client_sdk.lanes import Lanes
 from client_sdk.vector import LaneVectorEnv, make_vec
 from client_sdk.vector._making import make_one
+from client_sdk.vector._tiles import pictures_of
 
 __all__ = ["LaneVecEnv", "make_sb3_env"]
 
@@ -118,11 +119,11 @@ class LaneVecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         self.vec.close()
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """The last frame of each environment."""
+        """The last frame of each environment, as RGB."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"The render mode is {self.render_mode}, so there are no pictures.", stacklevel=2)
             return [None] * self.num_envs
-        return [env.render() for env in self.vec.envs]
+        return pictures_of(self.vec.envs)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """An attribute of these environments."""

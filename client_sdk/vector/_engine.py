@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ MOST_ENGINES = 5  # that may fail one after the other before somebody has to loo
 _LOST = frozenset(
     {Status.UNAVAILABLE, Status.DEADLINE_EXCEEDED, Status.FAILED_PRECONDITION, Status.INTERNAL, Status.UNKNOWN}
 )
+_ADVICE = re.compile(r"[.:;]? *call make\(\) again.*", re.IGNORECASE)  # is for those who do not heal by themselves
 
 
 class EngineLost(Exception):
@@ -31,14 +33,13 @@ class LaneEngine:
         self._hub, self.rank = hub, rank
         self._init_request = b""
         self._renewing: Pending | None = None
-        self._why = ""
 
     # ------------------------------------------------------------ as DIAMBRA's own class has them
 
     def env_init(self, settings: Any) -> Any:
         """EnvInit: what the engine says of the game."""
         self._init_request = settings.SerializeToString()
-        self._begin_renewal("")
+        self._begin_renewal()
         return self._renewed()
 
     def reset(self, episode_settings: Any) -> StepReply:
@@ -75,12 +76,11 @@ class LaneEngine:
             self._check(method, fault)
             if fault.status in (Status.INTERNAL, Status.UNKNOWN):
                 self._hub.lanes.give_up(self.rank, f"{_name(method)} failed: {fault.text}")
-            self._begin_renewal(fault.text)
-            raise EngineLost(fault.text) from fault
+            self._begin_renewal()
+            raise EngineLost(_ADVICE.sub("", fault.text).rstrip(".:") + ".") from fault
 
-    def _begin_renewal(self, why: str) -> None:
+    def _begin_renewal(self) -> None:
         """Ask for EnvInit at once: the lane holds it until there is an engine that can take it."""
-        self._why = why
         (self._renewing,) = self._hub.lanes.begin([(self.rank, Method.ENV_INIT, self._init_request)])
 
     def _renewed(self) -> Any:
@@ -92,7 +92,7 @@ class LaneEngine:
                 self._check(Method.ENV_INIT, fault)
                 if fault.status in (Status.INTERNAL, Status.UNKNOWN) or attempt == MOST_ENGINES - 1:
                     raise CornermanError(f"EnvInit of rank {self.rank} failed: {fault.text}") from fault
-                self._begin_renewal(fault.text)
+                self._begin_renewal()
             else:
                 self._renewing = None
                 return model.EnvInitResponse.FromString(reply.data)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 def tiled(pictures: Sequence[NDArray[np.uint8] | None]) -> NDArray[np.uint8]:
-    """Pictures of one size side by side in rows, as RGB; grey ones are coloured, missing ones black."""
+    """RGB pictures of one size side by side in rows; missing ones are black."""
     there = [picture for picture in pictures if picture is not None]
     height, width = there[0].shape[:2] if there else (1, 1)
     columns = math.ceil(math.sqrt(len(pictures)))
@@ -25,5 +25,9 @@ def tiled(pictures: Sequence[NDArray[np.uint8] | None]) -> NDArray[np.uint8]:
 
 
 def pictures_of(envs: Sequence[Any]) -> list[NDArray[np.uint8] | None]:
-    """The last frame of each environment as its engine sent it, None before the first."""
-    return [env.unwrapped._frame for env in envs]
+    """The last frame of each environment as its engine sent it, as RGB; None before the first."""
+    return [_rgb(env.unwrapped._frame) for env in envs]
+
+
+def _rgb(frame: NDArray[np.uint8] | None) -> NDArray[np.uint8] | None:
+    return frame if frame is None or frame.shape[2] == 3 else np.repeat(frame, 3, axis=2)

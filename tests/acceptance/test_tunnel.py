@@ -120,9 +120,7 @@ def _steps(game: Game, count: int) -> None:
 
 def engine_pid(daemon: RealDaemon, lease: Lease, rank: int) -> int:
     """The process of the engine that sits in a slot."""
-    port = (lease.envs[rank].address or "").rpartition(":")[2]
-    (pid,) = [pid for pid, line in daemon.family().items() if re.search(rf"practice_engine\b.*\b{port}\b", line)]
-    return pid
+    return daemon.engine_pid(lease.envs[rank].address)
 
 
 # ---------------------------------------------------------------- an unmodified script

@@ -134,6 +134,12 @@ class RealDaemon:
         """Pid and command line of all its living processes: pool, API and practice engines, in sessions of their own."""
         return marked_processes(self.environ[FAMILY_MARK], name=FAMILY_MARK)
 
+    def engine_pid(self, address: str | None) -> int:
+        """The process of the practice engine that listens at ``address``."""
+        port = (address or "").rpartition(":")[2]
+        (pid,) = [pid for pid, line in self.family().items() if re.search(rf"practice_engine\b.*\b{port}\b", line)]
+        return pid
+
     def api_pids(self) -> set[int]:
         """The living processes of its API."""
         return {pid for pid, line in self.family().items() if "orchestrator.api.server" in line}
