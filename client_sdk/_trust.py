@@ -28,7 +28,7 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE--
 
 def fetch_ca(target: Target, *, proxies: Mapping[str, str], timeout_s: float = 10.0) -> str:
     """The CA certificate of ``target`` as PEM: fetched without proof and without token, then held against its hash."""
-    unverified = ssl.create_default_context()
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the default one takes 40 ms to load CAs that are not asked
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
     opener = urllib.request.build_opener(
