@@ -2,83 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
 
 from client_sdk import Cornerman
 from tests.support import processes
+from tests.support.notebook import Notebook, Output
 from tests.support.real_daemon import RealDaemon, set_up
 
 MOST = 2
-CELL_S = 90.0
 WaitUntil = Callable[..., object]
-
-
-@dataclass
-class Output:
-    """What a cell showed."""
-
-    text: str = ""
-    error: str = ""
-    html: list[str] = field(default_factory=list)
-
-
-class Notebook:
-    """A kernel, run cell by cell."""
-
-    def __init__(self, daemon: RealDaemon, folder: Path) -> None:
-        self.manager = KernelManager()
-        self.manager.start_kernel(env={**os.environ, "CORNERMAN_URL": daemon.url}, cwd=str(folder))
-        self.client: Any = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-
-    def begin(self, code: str) -> str:
-        """Start a cell and return its message's id."""
-        return str(self.client.execute(code))
-
-    def finish(self, cell: str, *, seen: Callable[[Output], object] = lambda output: None) -> Output:
-        """What the cell showed, when it is done; ``seen`` is called with what it has shown so far."""
-        output = Output()
-        deadline = time.monotonic() + CELL_S
-        while time.monotonic() < deadline:
-            try:
-                message = self.client.get_iopub_msg(timeout=1)
-            except queue.Empty:
-                continue
-            if message["parent_header"].get("msg_id") != cell:
-                continue
-            content = message["content"]
-            match message["msg_type"]:
-                case "stream":
-                    output.text += content["text"]
-                case "error":
-                    output.error = f"{content['ename']}: {content['evalue']}"
-                case "execute_result" | "display_data":
-                    output.html += [content["data"]["text/html"]] if "text/html" in content["data"] else []
-                case "status" if content["execution_state"] == "idle":
-                    return output
-            seen(output)
-        pytest.fail(f"the cell did not end within {CELL_S:g} s: {output}")
-
-    def run(self, code: str) -> Output:
-        """Run a cell to its end."""
-        return self.finish(self.begin(code))
-
-    def close(self) -> None:
-        """End the kernel, if it is still there."""
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=not self.manager.is_alive())
-        self.manager.cleanup_resources()
-        self.manager.context.destroy()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +32,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
 @pytest.fixture
 def notebook(running: RealDaemon, tmp_path: Path) -> Iterator[Notebook]:
     """A notebook with CORNERMAN_URL set."""
-    notebook = Notebook(running, tmp_path)
+    notebook = Notebook(running.url, tmp_path)
     yield notebook
     notebook.close()
 
