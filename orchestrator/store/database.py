@@ -7,20 +7,17 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 
 import structlog
 
 from orchestrator.errors import ConfigError, Unavailable
+from orchestrator.store import migrating
 
 log = structlog.get_logger(__name__)
 
-MIGRATIONS = ("schema.sql",)
-"""Number n of these leads from version n - 1 of the schema to version n; they are only ever added to."""
-SCHEMA_VERSION = len(MIGRATIONS)
 BUSY_TIMEOUT_S = 10.0
 RETRY_S = 0.001
 """How soon another process's writer is asked again: SQLite's own back-off grows to 100 ms, and starves beside a busy writer."""
@@ -70,12 +67,15 @@ class Database:
         self._all_lock = threading.Lock()
 
     @classmethod
-    def open(cls, path: Path) -> Database:
-        """Open ``path``, made and migrated if need be; ConfigError when it cannot be, or is of a newer version."""
+    def open(cls, path: Path, *, known: Sequence[str] | None = None) -> Database:
+        """Open ``path``, made and migrated if need be; ConfigError when it cannot be, or is of a newer version.
+
+        ``known`` are the migrations, for tests of older and newer versions.
+        """
         database = cls(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            database._migrate()
+            migrating.migrate(database._connection(), path, known=known)
         except (sqlite3.Error, OSError) as error:
             database.close()
             broken = any(sign in str(error) for sign in _BROKEN)
@@ -85,27 +85,6 @@ class Database:
             database.close()
             raise
         return database
-
-    def _migrate(self) -> None:
-        connection = self._connection()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise ConfigError(
-                    f"{self.path} was written by a newer Cornerman (schema {version}, this one knows {SCHEMA_VERSION}): upgrade Cornerman."
-                )
-            for name in MIGRATIONS[version:]:
-                script = resources.files("orchestrator.store").joinpath(name).read_text("utf-8")
-                for statement in _statements(script):
-                    connection.execute(statement)
-            if version < SCHEMA_VERSION:
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
 
     def _connection(self) -> sqlite3.Connection:
         return self._own().raw
@@ -201,16 +180,6 @@ def _saying_what_to_do(path: Path) -> Iterator[None]:
         if "locked" in text or "busy" in text:
             raise Unavailable("The state is busy for longer than usual: try again.", retry_after_s=1) from error
         raise
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, one by one, so that they can be part of a transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 class Changes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from orchestrator.config import Config
 from orchestrator.doctor.service import POWEROFF_UNIT, UNITS, PoolFacts, StateFacts, UnitFacts
 from orchestrator.places import SYSTEM_FOLDER
-from orchestrator.store.database import SCHEMA_VERSION
+from orchestrator.store import migrating
 
 _SYSTEMD, _LOCKS = Path("/run/systemd/system"), Path("/proc/locks")
 _PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload")
@@ -58,9 +58,9 @@ def state(config: Config) -> StateFacts:
     except OSError as error:
         return StateFacts(path, exists=True, running=running, fault=error.strerror or str(error))
     try:
-        with closing(sqlite3.connect(f"file:{config.database}?mode=ro", uri=True, timeout=5)) as db:
+        with closing(sqlite3.connect(f"{config.database.as_uri()}?mode=ro", uri=True, timeout=5)) as db:
             db.row_factory = sqlite3.Row
-            return _read(db, StateFacts(path, exists=True, running=running, mode=mode, known_schema=SCHEMA_VERSION))
+            return _read(db, StateFacts(path, exists=True, running=running, mode=mode, known_schema=migrating.latest()))
     except sqlite3.Error as error:
         return StateFacts(path, exists=True, running=running, mode=mode, fault=str(error))
 

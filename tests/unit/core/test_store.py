@@ -21,7 +21,7 @@ from orchestrator.errors import ConfigError, InvalidTransition, NotFound, Unavai
 from orchestrator.model import EngineState, Granted, LeaseState, ProbePassed, Retired
 from orchestrator.store import database as database_module
 from orchestrator.store import engines, events, inquiries, leases, meta, pools
-from orchestrator.store.database import SCHEMA_VERSION, Changes, Database
+from orchestrator.store.database import Changes, Database
 from tests.support.core import START, a_lease, a_policy, an_engine
 from tests.support.waiting import wait_until
 
@@ -56,45 +56,6 @@ def test_what_was_written_is_there_after_opening_again(database: Database) -> No
     with again.write() as db:
         assert meta.instance(db) == name
     again.close()
-
-
-def test_a_database_of_a_newer_version_is_refused(database: Database) -> None:
-    """An older daemon does not touch what a newer one wrote, and says to upgrade."""
-    with database.write() as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(ConfigError, match="upgrade Cornerman"):
-        Database.open(database.path)
-
-
-def test_a_migration_is_done_once_and_wholly(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A database of an older version is brought up to date when it is opened; a migration that fails changes nothing."""
-    scripts = {"0002.sql": "CREATE TABLE extra (a TEXT);\nCREATE TABLE extra (a TEXT);\n"}
-    folder = tmp_path / "scripts"
-    folder.mkdir()
-
-    def install() -> None:
-        for name, text in scripts.items():
-            (folder / name).write_text(text)
-
-    install()
-    monkeypatch.setattr(database_module, "MIGRATIONS", ("schema.sql", "0002.sql"))
-    monkeypatch.setattr(database_module, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr("orchestrator.store.database.resources.files", lambda _: folder)
-    with pytest.raises(ConfigError, match="already exists"):
-        Database.open(database.path)
-    with database.read() as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == 1
-        assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'extra'").fetchone()[0] == 0
-    scripts["0002.sql"] = "CREATE TABLE extra (a TEXT);\n"
-    install()
-    for _ in range(2):
-        upgraded = Database.open(database.path)
-        with upgraded.read() as db:
-            assert db.execute("PRAGMA user_version").fetchone()[0] == 2
-            assert db.execute("SELECT count(*) FROM extra").fetchone()[0] == 0
-        upgraded.close()
 
 
 @pytest.mark.parametrize("content", [b"this is no database, and long enough to be looked at" * 100])
