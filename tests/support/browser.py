@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.support.left_out import leave_out
 
@@ -24,6 +24,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
 )
 ARTEFACTS = Path(__file__).resolve().parents[2] / "out" / "browser"
+PATIENCE_MS = 20_000
 DESKTOP, PHONE = {"width": 1360, "height": 900}, {"width": 390, "height": 844}
 
 
@@ -39,6 +40,7 @@ def find() -> str:
 def launched() -> Iterator[Browser]:
     """A browser, ended with the block."""
     program = find()
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         try:
@@ -57,7 +59,7 @@ def visit(browser: Browser, url: str, *, size: dict[str, int] | None = None, dar
         color_scheme="dark" if dark else "light",
         locale="en-GB",
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(PATIENCE_MS)
     faults: list[str] = []
     page = context.new_page()
     page.on("pageerror", lambda error: faults.append(str(error)))
