@@ -55,6 +55,10 @@ AIMS = {
     "wan.small_over_direct": Aim("The same with 128x128x1 frames", least=0.95),
     "wan.limit_small": Aim("The tunnel's share of what is possible, 128x128x1", least=0.8),
     "wan.lanes_limit_small": Aim("The same of lanes in process", least=0.88),
+    "tune.prediction_error": Aim(
+        "The farthest that a predicted speed is off what is reached, stepped together", most=0.15
+    ),
+    "tune.groups_prediction_error": Aim("The same in groups", most=0.15),
 }
 
 

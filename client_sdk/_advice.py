@@ -9,7 +9,7 @@ from typing import Any
 
 Shape = tuple[int, int, int]
 SMALL: Shape = (128, 128, 1)
-PARTS = ("latency", "bandwidth", "engine", "client", "learner")
+PARTS = ("latency", "bandwidth", "engine", "host", "client", "learner")
 WORTH_SAYING = 1.1  # a change that brings less than a tenth is not worth a line
 NEARLY = 0.95
 MORE_IS_WORTH = 1.25
@@ -33,7 +33,8 @@ class Line:
 @dataclass(frozen=True)
 class Play:
     """How one step of one environment went: seconds in the engine (all that were measured), bytes on the line, and seconds
-    of this machine's processor. ``alone_s`` is the engine's time while the others rest."""
+    of this machine's processor. ``alone_s`` is the engine's time while the others rest, ``carry_s`` what else a step of all
+    costs for each environment: the host, which packs and passes it on."""
 
     frame_shape: Shape
     step_ratio: int
@@ -41,6 +42,7 @@ class Play:
     wire_bytes: float
     client_s: float
     alone_s: float | None = None
+    carry_s: float = 0.0
 
     @property
     def mean_engine_s(self) -> float:
@@ -77,13 +79,14 @@ class Batch:
     latency: float
     bandwidth: float
     engine: float
+    host: float
     client: float
     learner: float
 
     @property
     def seconds(self) -> float:
         """The whole."""
-        return self.latency + self.bandwidth + self.engine + self.client + self.learner
+        return self.latency + self.bandwidth + self.engine + self.host + self.client + self.learner
 
     @property
     def steps_per_s(self) -> float:
@@ -105,9 +108,16 @@ def batch(line: Line, play: Play, *, envs: int, learner_s: float = 0.0) -> Batch
         latency=line.round_trip_s,
         bandwidth=envs * each,
         engine=play.slowest_of(envs),
+        host=envs * play.carry_s,
         client=envs * play.client_s - hidden,
         learner=learner_s,
     )
+
+
+def explained(line: Line, play: Play, *, envs: int, batch_s: float) -> Play:
+    """``play``, whose ``carry_s`` is what its parts leave unexplained of the ``batch_s`` that were measured."""
+    known_s = batch(line, replace(play, carry_s=0.0), envs=envs).seconds
+    return replace(play, carry_s=max(0.0, batch_s - known_s) / envs)
 
 
 def in_groups(line: Line, play: Play, *, envs: int, groups: int, learner_s: float = 0.0) -> float:
@@ -131,7 +141,7 @@ def enough_envs(line: Line, play: Play, *, learner_s: float = 0.0, envs: int) ->
 
 def _busy_s(line: Line, play: Play, *, envs: int, learner_s: float) -> float:
     """What a step costs whoever has to serve all environments one after the other."""
-    return max(play.client_s + learner_s / envs, line.seconds_for(play.wire_bytes), 1e-6)
+    return max(play.client_s + learner_s / envs, play.carry_s, line.seconds_for(play.wire_bytes), 1e-6)
 
 
 @dataclass(frozen=True)
@@ -165,7 +175,7 @@ class Advice:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time: latency, bandwidth, engine, client or learner."""
+        """What takes most of the time, one of PARTS."""
         return self.now.limit
 
     @property
@@ -214,6 +224,7 @@ _LIMITS = {
     "latency": "latency. Most of a batch's time is the way to the host and back.",
     "bandwidth": "bandwidth. Most of a batch's time the line is busy with frames.",
     "engine": "engine CPU. Most of a batch's time is spent in the engines, waiting for the slowest.",
+    "host": "host. Most of a batch's time the host packs frames and passes them on: it is short of processors.",
     "client": "this machine. Most of a batch's time goes into unpacking frames and into wrappers.",
     "learner": "learner. Most of a batch's time the engines wait for the learner.",
 }
@@ -230,7 +241,7 @@ def _smaller_frames(advice: Advice) -> list[Change]:
 def _higher_ratio(advice: Advice) -> list[Change]:
     """Fewer steps for the same game: what counts is frames a second."""
     ratio = advice.play.step_ratio
-    if ratio >= STOCK_STEP_RATIO or advice.limit not in ("latency", "bandwidth", "client", "learner"):
+    if ratio >= STOCK_STEP_RATIO or advice.limit == "engine":
         return []
     higher = batch(
         advice.line, advice.play.at_ratio(STOCK_STEP_RATIO), envs=advice.envs, learner_s=advice.learner_s
@@ -293,6 +304,7 @@ def _split(advice: Advice) -> str:
         "distance": now.latency,
         "line": now.bandwidth,
         "engines": now.engine,
+        "host": now.host,
         "this machine": now.client,
         "learner": now.learner,
     }

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from client_sdk._advice import SMALL, Advice, Line, Play, shrinks
+from client_sdk._advice import SMALL, Advice, Line, Play, explained, shrinks
 from client_sdk._errors import WrongArgument
 from client_sdk._relay import route_to
 from client_sdk._speed import bit_per_s
@@ -83,12 +83,17 @@ def measured(
         settings.frame_shape = SMALL
         small = played(lanes, game_id, settings, wrappers_settings, seconds=seconds)
     envs = len(lanes.ranks)
+    line = Line(round_trip(small or timing, speed), speed)
+
+    def whole(timing: Timing) -> Play:
+        return explained(line, timing.play, envs=envs, batch_s=timing.batch_s)
+
     return Advice(
-        Line(round_trip(small or timing, speed), speed),
-        timing.play,
+        line,
+        whole(timing),
         envs,
         learner_s=learner_s,
-        small=None if small is None else small.play,
+        small=None if small is None else whole(small),
         measured=envs / (timing.batch_s + learner_s),
     )
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_sdk._advice import Advice, Line, Play, batch, enough_envs, enough_groups, in_groups, shrinks
+from client_sdk._advice import Advice, Line, Play, batch, enough_envs, enough_groups, explained, in_groups, shrinks
 from client_sdk._speed import rate_of
 
 FAR = Line(round_trip_s=0.030, bit_per_s=100e6)
@@ -41,6 +41,15 @@ def test_prediction_is_the_formula(line: Line, play: Play, envs: int, learner_s:
     assert now.steps_per_s == pytest.approx(envs / now.seconds)
 
 
+@given(LINES, PLAYS, st.integers(1, 64), SECONDS)
+def test_what_the_parts_leave_unexplained_is_the_hosts(line: Line, play: Play, envs: int, more_s: float) -> None:
+    """A batch that took longer than line, engines and this machine account for is predicted as it was measured; a shorter one is not."""
+    known_s = batch(line, play, envs=envs).seconds
+    slower = explained(line, play, envs=envs, batch_s=known_s + more_s)
+    assert batch(line, slower, envs=envs).seconds == pytest.approx(known_s + more_s)
+    assert explained(line, play, envs=envs, batch_s=0.5 * known_s) == play
+
+
 @given(st.lists(SECONDS, min_size=2, max_size=4), st.integers(1, 4))
 def test_slowest_of_several_is_the_mean_of_all_draws(engine_s: list[float], envs: int) -> None:
     """How long a batch waits for its engines is the mean maximum over all ways to draw their times."""
@@ -55,6 +64,7 @@ def test_slowest_of_several_is_the_mean_of_all_draws(engine_s: list[float], envs
         (Line(0.150, 100e6), SMALL, 0.0, "latency"),
         (Line(0.030, 5e6), FULL, 0.0, "bandwidth"),
         (FAR, SMALL, 0.0, "engine"),
+        (FAR, replace(FAST, carry_s=0.01), 0.0, "host"),
         (Line(0.0, 1e9), replace(FAST, client_s=0.01), 0.0, "client"),
         (FAR, SMALL, 0.5, "learner"),
     ],
