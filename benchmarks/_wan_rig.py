@@ -63,12 +63,16 @@ class Rig:
 
 
 @contextlib.contextmanager
-def rig(engines: int) -> Iterator[Rig]:
-    """A running daemon with so many engines at published speed, whose relay is reached over the line alone."""
+def rig(engines: int, **practice: str) -> Iterator[Rig]:
+    """A running daemon with so many engines at published speed, whose relay is reached over the line alone.
+
+    ``practice`` are settings of the practice engines, as ``reset_seconds="3"``; frames are pre-rendered unless ``canned="0"``.
+    """
+    environ = {f"CORNERMAN_PRACTICE_{name.upper()}": value for name, value in {"canned": "1", **practice}.items()}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cornerman-wan-")))
         arguments = ("--runtime", "process", "--max-engines", str(engines), "--min-ready", str(engines))
-        daemon = set_up(folder, *arguments, ports=engines + 8, environ={"CORNERMAN_PRACTICE_CANNED": "1"})
+        daemon = set_up(folder, *arguments, ports=engines + 8, environ=environ)
         path = daemon.folder / "cornerman.toml"
         path.write_text(path.read_text().replace('#bind = "0.0.0.0"\nport =', f'bind = "{HOST_END}"\nport =', 1))
         relay = daemon.config.relay

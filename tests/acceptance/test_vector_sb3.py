@@ -198,7 +198,7 @@ def train_under_fire(daemon: RealDaemon, folder: Path, *, every_s: float, steps:
 
     from client_sdk.sb3 import make_sb3_env
 
-    class Counting(BaseCallback):
+    class Counting(BaseCallback):  # type: ignore[misc, unused-ignore]
         """Counts what the learner saw, and keeps the fire up until there were enough kills."""
 
         replaced = 0
