@@ -189,21 +189,19 @@ def one_round(players: Players, pids: list[int]) -> tuple[float, float]:
     return statistics.median(took), 100 * spent / (time.perf_counter() - began)
 
 
-def watched(rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]], float]:
+def watched(rounds: int, count: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]], float]:
     """Rounds (step ms, CPU percent) without and with a page that watches, and pictures a second of each engine."""
-    most = str(WATCHED)
+    most = str(count)
     environ = {"CORNERMAN_PRACTICE_FPS": "published"}
     plain, seen, pictures = list[tuple[float, float]](), list[tuple[float, float]](), 0
     with ExitStack() as undo:
         daemon = undo.enter_context(
-            host(
-                "--runtime", "process", "--min-ready", most, "--max-engines", most, ports=WATCHED + 20, environ=environ
-            )
+            host("--runtime", "process", "--min-ready", most, "--max-engines", most, ports=count + 20, environ=environ)
         )
         caller = Caller(daemon.admin_url)
         undo.callback(caller.close)
-        wait_ready(caller, WATCHED, within_s=240)
-        lease: Lease = undo.enter_context(Cornerman(daemon.url, quiet=True).lease(envs=WATCHED, via="tunnel"))
+        wait_ready(caller, count, within_s=240)
+        lease: Lease = undo.enter_context(Cornerman(daemon.url, quiet=True).lease(envs=count, via="tunnel"))
         lanes = undo.enter_context(Lanes.of(lease))
         players = Players(lanes)
         undo.callback(players.close)
@@ -219,14 +217,14 @@ def watched(rounds: int) -> tuple[list[tuple[float, float]], list[tuple[float, f
                     found = one_round(players, pids)
                 if number:  # the first one warms up
                     (seen if watches else plain).append(found)
-    return plain, seen, pictures / (rounds * ROUND_S * WATCHED)
+    return plain, seen, pictures / (rounds * ROUND_S * count)
 
 
 def main() -> int:
     """Measure, print, write."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    rounds, count = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (ROUNDS, WATCHED)  # fewer to try it out
     page_ms, slowest_ms, size = first_page()
-    plain, seen, per_s = watched(rounds)
+    plain, seen, per_s = watched(rounds, count)
     slowdown = statistics.median(two[0] / one[0] for one, two in zip(plain, seen, strict=True))
     cpu = statistics.median(two[1] - one[1] for one, two in zip(plain, seen, strict=True))
     figures = {
@@ -238,7 +236,7 @@ def main() -> int:
         "dashboard.pictures_per_s": per_s,
     }
     print_table(
-        f"{WATCHED} engines, rounds of {ROUND_S:g} s in turn",
+        f"{count} engines, rounds of {ROUND_S:g} s in turn",
         ("", "step ms", "daemon's CPU %"),
         [
             (name, statistics.median(one[0] for one in found), statistics.median(one[1] for one in found))
@@ -249,7 +247,7 @@ def main() -> int:
     write_results(
         "dashboard",
         figures,
-        note=f"A page that watches {WATCHED} engines at 480x512x3, {rounds} rounds of {ROUND_S:g} s with and without it in turn.",
+        note=f"A page that watches {count} engines at 480x512x3, {rounds} rounds of {ROUND_S:g} s with and without it in turn.",
     )
     return 0
 

@@ -51,6 +51,10 @@ AIMS = {
     "engine.grpc_ratio": Aim(
         "Practice engine through gRPC: share of the rate of an empty call of as many bytes", least=0.5
     ),
+    "dashboard.first_page_ms": Aim("Dashboard with 200 engines, page and all its files on loopback, in ms", most=150),
+    "dashboard.page_bytes": Aim("The same in bytes", most=200_000),
+    "dashboard.watch_cpu_percent": Aim("A page watching 32 engines: percent of a core", most=5),
+    "dashboard.step_slowdown": Aim("A step while that page watches, as a multiple of one without", most=1.03),
     "wan.over_blog": Aim("30 ms, 100 Mbit/s, step_ratio 6, stock script: tunnel over open ports, full frames", least=5),
     "wan.small_over_direct": Aim("The same with 128x128x1 frames", least=0.95),
     "wan.limit_small": Aim("The tunnel's share of what is possible, 128x128x1", least=0.8),

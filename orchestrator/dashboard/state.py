@@ -12,9 +12,21 @@ from orchestrator.api import views
 from orchestrator.api.services import Services
 from orchestrator.api.waiting import POOL_SILENT_S
 from orchestrator.model import Caller, Engine, Lease, LeaseState
-from orchestrator.store import engines, events, leases, meta, meters, pools
+from orchestrator.store import engines, events, idle_stop, leases, meta, meters, pools
 
 LAST_EVENTS = 30
+_OF_A_POOL = {
+    "name",
+    "runtime",
+    "image",
+    "max_engines",
+    "paused",
+    "fault",
+    "counts",
+    "wanted",
+    "pending_leases",
+    "active_leases",
+}
 EVENTS_AMONG = 5000
 """So far back it is looked for events of one holder, however few those are."""
 
@@ -30,7 +42,7 @@ def build(parts: Services, caller: Caller) -> dict[str, Any]:
         return {
             "host": _host(db, parts, now),
             "pools": [
-                views.pool(db, pool).model_dump(mode="json", exclude={"allowed_images", "fault_at", "expose"})
+                views.pool(db, pool).model_dump(mode="json", include=_OF_A_POOL)
                 for pool in pools.all_of(db, parts.policies)
             ],
             "leases": [_lease(db, lease, rates) for lease in held],
@@ -73,12 +85,14 @@ def event(inner: events.Event) -> dict[str, Any]:
 
 def _host(db: sqlite3.Connection, parts: Services, now: float) -> dict[str, Any]:
     alive_at = meta.get(db, "pool_alive_at")
+    stop = idle_stop.get(db)
     silent = alive_at is None or now - float(alive_at) >= POOL_SILENT_S
     return {
         "name": parts.config.server.public_host,
         "version": __version__,
         "fault": meta.get(db, "host_fault") or None,
         "silent": silent,
+        "stops_at": stop.stops_at if stop is not None and stop.announced else None,
     }
 
 

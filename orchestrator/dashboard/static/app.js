@@ -1,6 +1,6 @@
 // Begins with what the page was given, then follows the live stream.
 
-import { add, charts } from "./charts.js";
+import { add, charts, live } from "./charts.js";
 import { $, say, setClock } from "./dom.js";
 import { open, refresh, setUp } from "./engine.js";
 import { follow } from "./live.js";
@@ -15,6 +15,7 @@ function show(state) {
   say($("host"), state.host.name);
   say($("version"), `Cornerman ${state.host.version}`);
   faults(state);
+  live(state, given.me.admin);
   wall(state, open);
   leases(state.leases, given.me.admin);
   pools(state.pools);

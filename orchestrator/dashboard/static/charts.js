@@ -14,6 +14,7 @@ const CHARTS = [
 
 const data = { at: [] };
 const drawn = [];
+let current = {}; // what is newer than the last sample
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 // A canvas does not know light-dark(): let an element work the colour out.
@@ -34,6 +35,14 @@ export function add({ columns, samples }) {
   const from = now() - HOUR_S;
   while (data.at.length && data.at[0] < from) for (const column of Object.values(data)) column.shift();
   for (const one of drawn) refresh(one);
+}
+
+export function live(state, admin) {
+  const sum = (count) => state.pools.reduce((total, pool) => total + (count(pool) ?? 0), 0);
+  current = { leases: sum((pool) => pool.active_leases), waiting: sum((pool) => pool.pending_leases) };
+  for (const name of ["leased", "ready", "starting", "failed"]) current[name] = sum((pool) => pool.counts[name]);
+  if (admin) current.rate = state.leases.reduce((total, lease) => total + lease.rate, 0);
+  for (const one of drawn) keys(one);
 }
 
 export function charts(history) {
@@ -91,20 +100,19 @@ function refresh(one) {
   keys(one);
 }
 
-// The numbers beside the title: those under the pointer, else the latest.
+// The numbers beside the title: those under the pointer, else how things are now.
 function keys(one) {
   const { chart } = one;
   const pointed = one.plot?.cursor?.idx ?? null;
-  const last = data.at.length - 1;
-  const at = pointed ?? last;
-  say(one.when, pointed === null || at < 0 ? "" : clock(data.at[at]));
+  const value = (name) => (pointed === null ? (current[name] ?? data[name]?.at(-1)) : data[name]?.[pointed]);
+  say(one.when, pointed === null ? "" : clock(data.at[pointed]));
   chart.series.forEach(([name], number) => {
-    say(one.keys[number].firstChild, written(data[name]?.[at], chart));
-    one.keys[number].dataset.none = !data[name]?.[at];
+    say(one.keys[number].firstChild, written(value(name), chart));
+    one.keys[number].dataset.none = !value(name);
   });
   const told = chart.series.map(([name, label]) => {
-    const known = (data[name] ?? []).filter((value) => value !== null);
-    return `${label}: now ${written(data[name]?.[last], chart)}, at most ${written(known.length ? Math.max(...known) : null, chart)}`;
+    const known = (data[name] ?? []).filter((sample) => sample !== null);
+    return `${label}: now ${written(current[name] ?? data[name]?.at(-1), chart)}, at most ${written(known.length ? Math.max(...known) : null, chart)}`;
   });
   one.figure.setAttribute("aria-label", `${chart.title} in the last hour. ${told.join("; ")}.`);
 }

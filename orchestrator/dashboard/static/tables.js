@@ -1,6 +1,6 @@
 // Pools, leases, all engines, events and what is wrong.
 
-import { $, eventItem, h, keep, say, since, until } from "./dom.js";
+import { $, clock, eventItem, h, keep, say, since, until } from "./dom.js";
 
 const STATES = ["ready", "leased", "starting", "failed", "retiring"];
 
@@ -13,6 +13,7 @@ export function faults(state) {
   if (state.host.silent) found.push("The daemon's pool process gives no sign of life: nothing starts and nothing heals. Look at its log.");
   if (state.host.fault) found.push(state.host.fault);
   for (const pool of state.pools) if (pool.fault && pool.fault !== state.host.fault) found.push(`Pool ${pool.name}: ${pool.fault}`);
+  if (state.host.stops_at) found.push(`Nobody uses this host: it stops at ${clock(state.host.stops_at)} unless somebody leases.`);
   keep($("faults"), found, (text) => text, (text) => h("p", { class: "fault" }, text), () => {});
 }
 

@@ -100,8 +100,17 @@ function update(tile, engine) {
   );
 }
 
+const tileOf = (id) => $("wall").querySelector(`[data-key="${CSS.escape(id)}"]`);
+
+function nothing(id, why) {
+  const place = tileOf(id)?.querySelector(".none");
+  if (!place) return;
+  place.hidden = false;
+  say(place, `No picture: ${why}`);
+}
+
 async function show(id, found) {
-  const tile = $("wall").querySelector(`[data-key="${CSS.escape(id)}"]`);
+  const tile = tileOf(id);
   if (!tile) return;
   marks.set(id, found.mark);
   if (found.game && games.get(id) !== found.game) {
@@ -111,7 +120,7 @@ async function show(id, found) {
   bars(tile.querySelector(".bars"), found.health);
   tile.querySelector(".none").hidden = Boolean(found.jpeg);
   if (found.jpeg) await picture(tile.querySelector("canvas"), found.jpeg);
-  else say(tile.querySelector(".none"), `No picture: ${found.why}`);
+  else nothing(id, found.why);
 }
 
 export async function watch() {
@@ -128,8 +137,9 @@ export async function watch() {
     let wait = 3;
     try {
       const query = some.map((id) => `e=${encodeURIComponent(`${id}:${marks.get(id) ?? ""}`)}`).join("&");
-      const { pictures, wait_s } = await ask(`/dashboard/pictures?${query}${$("wall").dataset.few === "true" ? "&large" : ""}`);
+      const { pictures, wait_s, why } = await ask(`/dashboard/pictures?${query}${$("wall").dataset.few === "true" ? "&large" : ""}`);
       wait = wait_s;
+      if (why) for (const id of some) nothing(id, why);
       await Promise.all(Object.entries(pictures).map(([id, found]) => show(id, found).catch(() => {})));
     } catch (fault) {
       if (fault instanceof Over) return;
