@@ -184,14 +184,14 @@ packages_failed() {
 need_docker() {
   local i
   [ "$runtime" = docker ] || return 0
-  if ! docker_answers; then
-    systemctl enable --now docker >/dev/null 2>&1 || true
-    for ((i = 0; i < 15; i++)); do
-      if docker_answers; then break; fi
-      sleep 2
-    done
-    docker_answers || die "Docker is installed and does not answer: see 'systemctl status docker', then run this again"
-  fi
+  docker_answers && return
+  systemctl enable --now docker >/dev/null 2>&1 ||
+    die "Docker is here and does not start: see 'systemctl status docker', then run this again"
+  for ((i = 0; i < 15; i++)); do
+    docker_answers && return
+    sleep 2
+  done
+  die "Docker runs and does not answer: see 'systemctl status docker', then run this again"
 }
 
 make_user() {
@@ -200,7 +200,8 @@ make_user() {
     useradd --system --user-group --home-dir "$state" --no-create-home --shell "$(command -v nologin)" cornerman
     undo+=("userdel cornerman")
   fi
-  usermod --append --groups docker cornerman
+  # The daemon's unit has Docker's group, and the relay, which is the same user, must not.
+  if id -nG cornerman | grep -qw docker; then gpasswd --delete cornerman docker >/dev/null; fi
   # After an --uninstall the data belongs to root.
   if [ -d "$state" ]; then chown -R cornerman:cornerman "$state"; fi
   if upgrading; then chgrp cornerman "$config/cornerman.toml"; fi
@@ -290,11 +291,16 @@ set_units() {
   systemctl daemon-reload
 }
 
-# Lets $home/bin and $home/lib be the given release's, in one step each.
+# Lets $home be the given release's virtual environment, in one step.
 switch_to() {
-  [ ! -d "$home/bin" ] || [ -L "$home/bin" ] || mv "$home/bin" "$home/bin.before" # a virtual environment made by hand
-  ln -sfn "$1/bin" "$home/bin.new"
-  mv -T "$home/bin.new" "$home/bin"
+  local part
+  # What was made by hand, as README had it once, has these for itself.
+  for part in bin lib lib64 include share pyvenv.cfg; do
+    [ ! -e "$home/$part" ] || [ -L "$home/$part" ] || mv -T "$home/$part" "$home/$part.before"
+  done
+  ln -sfn "$1" "$home/current.new"
+  mv -T "$home/current.new" "$home/current"
+  for part in bin lib pyvenv.cfg; do ln -sfn "current/$part" "$home/$part"; done
 }
 
 start() {
@@ -310,8 +316,7 @@ remove_other_releases() {
   for old in "$home"/releases/*; do
     [ "$old" = "$release" ] || rm -rf "$old"
   done
-  # What was a virtual environment made by hand.
-  rm -rf "${home:?}"/{bin.before,lib,lib64,include,share,pyvenv.cfg}
+  rm -rf "${home:?}"/*.before
 }
 
 install_host() {
@@ -329,7 +334,7 @@ install_host() {
   exec 9>/run/cornerman-install.lock
   flock -n 9 || die "another run of this installer is at work: wait for it"
   if upgrading; then was_there=yes; fi
-  before=$(readlink -f "$home/bin" 2>/dev/null || true)
+  before=$(readlink -f "$home/current" 2>/dev/null || true)
   install_packages
   need_docker
   build_release
@@ -343,8 +348,8 @@ install_host() {
   undo=()
   say "starting $(cat "$work/version")"
   if ! start; then
-    if [ -n "$was_there" ] && [ -x "$before/cornerman" ] && [ "$before" != "$release/bin" ]; then
-      switch_to "${before%/bin}"
+    if [ -n "$was_there" ] && [ -x "$before/bin/cornerman" ]; then
+      switch_to "$before"
       start && { rm -rf "$release"; die "the new version does not start, so the former one runs again: see 'journalctl -u cornerman'"; }
     fi
     give_url

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,7 +107,9 @@ def _prepare(tree: Path) -> None:
     """Give it systemd, and this machine's way to the network."""
     adopt_network(tree)
     mounts = "mount --make-rprivate /; mount -t proc proc proc; mount --rbind /dev dev"
-    install = "apt-get update -q && apt-get install -y -q --no-install-recommends systemd systemd-sysv dbus && apt-get clean"
+    install = (
+        "apt-get update -q && apt-get install -y -q --no-install-recommends systemd systemd-sysv dbus && apt-get clean"
+    )
     script = f"cd {tree}; {mounts}; exec chroot . env -i PATH={_PATH} DEBIAN_FRONTEND=noninteractive sh -c '{install}'"
     _run("unshare", "--mount", "sh", "-ec", script, timeout_s=400)
 
@@ -150,7 +152,18 @@ class Machine:
             (self.folder / name).mkdir(exist_ok=True)
         with (self.folder / "console").open("ab") as console:
             self.process = subprocess.Popen(
-                ["unshare", "--mount", "--fork", "--pid", "--kill-child", "--uts", "--ipc", "sh", "-euc", self._script()],
+                [
+                    "unshare",
+                    "--mount",
+                    "--fork",
+                    "--pid",
+                    "--kill-child",
+                    "--uts",
+                    "--ipc",
+                    "sh",
+                    "-euc",
+                    self._script(),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -174,7 +187,9 @@ class Machine:
     def _script(self) -> str:
         """Mounts in the machine's own namespace, then systemd as its first process, in a control group of its own."""
         root = self.folder / "root"
-        binds = "".join(f"touch .{to} 2>/dev/null || mkdir -p .{to}; mount --bind {of} .{to}\n" for to, of in self.binds.items())
+        binds = "".join(
+            f"touch .{to} 2>/dev/null || mkdir -p .{to}; mount --bind {of} .{to}\n" for to, of in self.binds.items()
+        )
         return f"""
 mount --make-rprivate /
 groups=$(awk '$3 == "cgroup2" {{ print $2; exit }}' /proc/mounts)
@@ -218,6 +233,14 @@ exec unshare --cgroup sh -euc 'mount -t cgroup2 cgroup2 sys/fs/cgroup; exec chro
         if check:
             assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    def write(self, path: str, text: str, *, mode: int = 0o644) -> None:
+        """Make a file in the running machine."""
+        assert self.init is not None, "the machine does not run"
+        there = Path(f"/proc/{self.init}/root{path}")
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_text(text)
+        there.chmod(mode)
 
     def off(self) -> bool:
         """Whether it has turned itself off."""
@@ -266,6 +289,7 @@ def pip_environment() -> dict[str, str]:
     return {**kept, "PIP_CERT": "/etc/ssl/tests-ca.crt"} if CERTIFICATES.exists() else kept
 
 
-def writes(lines: Sequence[str]) -> str:
-    """The lines as a file has them."""
-    return "".join(f"{line}\n" for line in lines)
+def pip_cache() -> dict[str, str]:
+    """A bind that saves a machine from fetching what this one has fetched."""
+    found = Path("~/.cache/pip").expanduser()
+    return {"/root/.cache/pip": str(found)} if found.is_dir() else {}

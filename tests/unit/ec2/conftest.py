@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
+import botocore.loaders
 import pytest
 import yaml
 from moto import mock_aws
@@ -47,8 +48,14 @@ def read_template() -> dict[str, Any]:
     return loaded
 
 
+@pytest.fixture(scope="session")
+def descriptions() -> botocore.loaders.Loader:
+    """AWS's descriptions of its services, read once: they are megabytes, and every login would read them anew."""
+    return botocore.loaders.create_loader()
+
+
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
+def aws(monkeypatch: pytest.MonkeyPatch, descriptions: botocore.loaders.Loader) -> Iterator[boto3.Session]:
     """A login to an empty account that has the machine image."""
     for name in ("AWS_PROFILE", "AWS_CA_BUNDLE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -57,6 +64,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("botocore.session.create_loader", lambda _path=None: descriptions)
     with mock_aws():
         session = boto3.Session()
         session.client("ssm").put_parameter(Name="/images/ubuntu", Value="ami-0123456789abcdef0", Type="String")
