@@ -46,6 +46,7 @@ NAMES = {
 COUNTS = (4, 8, 12, 16)
 EPISODES = tuple(60 + 7 * rank for rank in range(ENVS))  # steps, where resets are in the mix
 Turns = dict[str, list[Sample]]
+Way = Callable[[], contextlib.AbstractContextManager[Step]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Chosen:
     ppo_steps: int
 
 
-def taken(rig: Rig, ways: Mapping[str, Callable[[], contextlib.AbstractContextManager[Step]]], chosen: Chosen) -> Turns:
+def taken(rig: Rig, ways: Mapping[str, Way], chosen: Chosen) -> Turns:
     """All ways in turn, so that a noisy moment falls on all."""
     samples: Turns = {name: [] for name in ways}
     for _ in range(chosen.turns):
@@ -77,7 +78,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
-def plain(step: Step) -> Callable[[], contextlib.AbstractContextManager[Step]]:
+def plain(step: Step) -> Way:
     """A way that needs nothing around it."""
     return lambda: contextlib.nullcontext(step)
 
@@ -113,7 +114,7 @@ def limits(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
                 stack.callback(direct.close)
                 vec = stack.enter_context(vector(small, SMALL, step_ratio))
                 alone = direct.envs[0]
-                ways = {
+                ways: dict[str, Way] = {
                     NEAR: plain(direct.way(near)),
                     ONE: plain(partial(alone.step, [0, 0])),
                     SYNC: plain(sync_way(vec)),
@@ -157,7 +158,7 @@ def resets(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
         end.stack.callback(lanes.close)
         end.lay(LINE[6])
         with vector(lanes, SMALL, 6, lengths=EPISODES) as vec:
-            ways = {SYNC: plain(sync_way(vec)), ASYNC: partial(async_way, vec)}
+            ways: dict[str, Way] = {SYNC: plain(sync_way(vec)), ASYNC: partial(async_way, vec)}
             samples = taken(end, ways, Chosen(max(1, chosen.turns // 2), 15 * chosen.seconds, 0))
     figures = {"vec.async_over_sync_resets": ratio(rates(samples[ASYNC]), rates(samples[SYNC]))}
     return figures, [row(f"the same with resets of 3 s: {NAMES[way]}", samples[way]) for way in samples]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from client_sdk._errors import CornermanError, WrongArgument
 from client_sdk.lanes import Lanes
-from client_sdk.vector._batching import AutoresetMode, infos_of, observations_of
+from client_sdk.vector._batching import AutoresetMode, batcher, infos_of
 from client_sdk.vector._crew import Crew, Make, Outcome
 from client_sdk.vector._seeds import any_base
 from client_sdk.vector._tiles import pictures_of, tiled
@@ -47,6 +47,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_observation_space, self.single_action_space = first.observation_space, first.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._batched = batcher(self.single_observation_space)
         self._over = np.zeros(self.num_envs, np.bool_)
         self._observations: list[Any] = [None] * self.num_envs
         self.closed = False
@@ -249,9 +250,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
             np.fromiter((outcome.truncated for outcome in outcomes), np.bool_, count),
             infos_of(outcomes),
         )
-
-    def _batched(self, observations: Sequence[Any]) -> Any:
-        return observations_of(self.single_observation_space, observations, len(observations))
 
 
 def _silent(observation: Any) -> Outcome:
