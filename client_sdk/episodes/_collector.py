@@ -4,142 +4,124 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Tuple
-from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
-from numpy.typing import NDArray
+from gymnasium.vector.utils import iterate
 
 from client_sdk._errors import WrongArgument
 from client_sdk.episodes._bar import Bar
-from client_sdk.episodes._episode import Episode, Unfinished
+from client_sdk.episodes._episode import Episode, Unfinished, by_entry
+from client_sdk.episodes._policy import Decision, Mask, Policy, Terms, decide, worth
+from client_sdk.episodes._stepping import Arrived, Ready, Seed, Stepping, Together, Vec
 
-Policy = Callable[[Any], Any]
-Mask = NDArray[np.bool_]
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """What the policy said to one batch of observations."""
-
-    actions: Any
-    values: NDArray[np.float64] | None = None
-    log_probs: NDArray[np.float64] | None = None
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """Who plays, and how what was played is judged."""
-
-    policy: Policy
-    gamma: float
-    gae_lambda: float
-    policy_version: int | None
-
-    @property
-    def version(self) -> int:
-        """Of the policy, as it is now."""
-        return int(getattr(self.policy, "version", 0) if self.policy_version is None else self.policy_version)
-
-
 class _Collector:
-    """Steps one vector environment, and keeps its unfinished episodes."""
+    """What is known of one vector environment between two steps: who waits for the policy, and the unfinished episodes."""
 
-    def __init__(self, vec: VectorEnv[Any, Any, Any]) -> None:
+    def __init__(self, vec: Vec) -> None:
         self._mode = _autoreset_mode(vec)
         self._must_copy = getattr(vec.unwrapped, "copy", None) is not True
-        self._observations: Any = None  # of the next decision; None: reset first
-        self._resetting: Mask = np.zeros(vec.num_envs, dtype=np.bool_)  # their next step only resets them (NEXT_STEP)
+        self._known = False  # where the environments are; else begin anew
+        self._waiting = np.arange(vec.num_envs)
+        self._observations: Any = None  # of those that wait, row by row
+        self._resetting: Mask = np.zeros(vec.num_envs, dtype=np.bool_)  # what comes of them next is only a reset
         self._unfinished: list[Unfinished] = []
 
-    def begin(self, vec: VectorEnv[Any, Any, Any], *, seed: int | list[int | None] | None, restart: bool) -> None:
+    def begin(self, stepping: Stepping, count: int, *, seed: Seed, restart: bool) -> None:
         """Reset all environments if there is nothing to go on with, or nothing shall be gone on with."""
-        if self._observations is None or restart or seed is not None:
-            self._restart(vec, seed)
-
-    def step(self, vec: VectorEnv[Any, Any, Any], terms: _Terms) -> tuple[int, list[Episode]]:
-        """One step of all: how many really stepped, and the episodes that ended."""
-        try:
-            return self._step(vec, terms)
-        except BaseException:
-            self._observations = None  # who knows where the environments are now
-            raise
-
-    def _restart(self, vec: VectorEnv[Any, Any, Any], seed: int | list[int | None] | None) -> None:
-        observations, _ = vec.reset(seed=seed)  # type: ignore[arg-type]
-        self._observations = self._own(observations)
+        if (
+            self._known
+            and not restart
+            and seed is None
+            and (isinstance(stepping, Ready) or len(self._waiting) == count)
+        ):
+            return
+        arrived = stepping.reset(seed)
+        self._waiting, self._observations = arrived.envs, self._own(arrived.observations)
         self._resetting[:] = False
-        self._unfinished = [Unfinished() for _ in range(vec.num_envs)]
+        self._unfinished = [Unfinished() for _ in range(count)]
+        self._known = True
+
+    def step(self, vec: Vec, stepping: Stepping, terms: Terms) -> tuple[int, list[Episode]]:
+        """A step of all that wait for the policy: how many steps have come to their end, and the episodes that have."""
+        self._known = False  # unless all goes well
+        actions = None
+        if len(self._waiting):
+            version = terms.version
+            decision = decide(terms.policy, self._observations, vec, len(self._waiting))
+            self._note(vec, decision, version)
+            actions = decision.actions
+        arrived = stepping.step(actions, self._waiting)
+        outcome = self._take(vec, stepping, terms, arrived)
+        self._known = True
+        return outcome
 
     def _own(self, observations: Any) -> Any:
         return copy.deepcopy(observations) if self._must_copy else observations
 
-    def _step(self, vec: VectorEnv[Any, Any, Any], terms: _Terms) -> tuple[int, list[Episode]]:
-        version, decision = terms.version, _decide(terms.policy, self._observations, vec)
-        played = ~self._resetting
-        after, rewards, terminated, truncated, info = vec.step(decision.actions)
-        after = self._own(after)
-        self._note(vec, decision, played, rewards, version)
-        replaced = _flags(info, "engine_replaced", vec.num_envs)
-        terminated = np.asarray(terminated, dtype=np.bool_) & ~replaced & played
-        ended = (terminated | np.asarray(truncated, dtype=np.bool_) | replaced) & played
-        found: list[Episode] = []
-        if ended.any():
-            finals = self._final_observations(vec, after, info, ended)
-            worth = _worth(terms.policy, vec, finals, wanted=ended & ~terminated & (decision.values is not None))
-            for env in np.flatnonzero(ended):
-                episode = self._unfinished[env].finished(
-                    env=int(env),
-                    final_observation=copy.deepcopy(finals[env]),
-                    final_value=float(worth[env]),
-                    terminated=bool(terminated[env]),
-                    engine_replaced=bool(replaced[env]),
-                    gamma=terms.gamma,
-                    gae_lambda=terms.gae_lambda,
-                )
-                found.append(episode)
-                self._unfinished[env] = Unfinished()
-            if self._mode == DISABLED:
-                after = self._own(vec.reset(options={"reset_mask": ended})[0])
-        self._resetting = ended if self._mode == NEXT_STEP else np.zeros_like(ended)
-        self._observations = after
-        return int(played.sum()), found
-
-    def _note(
-        self, vec: VectorEnv[Any, Any, Any], decision: _Decision, played: Mask, rewards: Any, version: int
-    ) -> None:
+    def _note(self, vec: Vec, decision: Decision, version: int) -> None:
         observations = iterate(vec.observation_space, self._observations)
         actions = iterate(vec.action_space, decision.actions)
-        for env, (observation, action) in enumerate(zip(observations, actions, strict=True)):
-            if not played[env]:
-                continue
-            steps = self._unfinished[env]
-            steps.observations.append(observation)
-            steps.actions.append(action)
-            steps.rewards.append(float(rewards[env]))
-            steps.versions.append(version)
-            if decision.values is not None and decision.log_probs is not None:
-                steps.values.append(float(decision.values[env]))
-                steps.log_probs.append(float(decision.log_probs[env]))
+        for row, (env, observation, action) in enumerate(zip(self._waiting, observations, actions, strict=True)):
+            if not self._resetting[env]:
+                self._unfinished[env].decided(observation, action, decision.thought(row), version)
 
-    def _final_observations(
-        self, vec: VectorEnv[Any, Any, Any], after: Any, info: dict[str, Any], ended: Mask
-    ) -> list[Any]:
-        """What each environment's step led to, before any reset; of those that did not end, whatever came."""
-        finals = list(iterate(vec.observation_space, after))
-        if self._mode == SAME_STEP:
-            for env in np.flatnonzero(ended):
-                finals[env] = info["final_obs"][env]
-        return finals
+    def _take(self, vec: Vec, stepping: Stepping, terms: Terms, arrived: Arrived) -> tuple[int, list[Episode]]:
+        """Take in what has come: rewards, and the episodes that are over with it."""
+        envs, after = arrived.envs, self._own(arrived.observations)
+        played = ~self._resetting[envs]
+        self._resetting[envs] = False
+        for row in np.flatnonzero(played):
+            self._unfinished[envs[row]].rewards.append(float(arrived.rewards[row]))
+        replaced = _flags(arrived.info, "engine_replaced", len(envs))
+        terminated = np.asarray(arrived.terminated, dtype=np.bool_) & ~replaced & played
+        ended = (terminated | np.asarray(arrived.truncated, dtype=np.bool_) | replaced) & played
+        found: list[Episode] = []
+        if ended.any():
+            rows = np.flatnonzero(ended)
+            finals = list(iterate(vec.observation_space, after))
+            if self._mode == SAME_STEP:
+                for row in rows:
+                    finals[row] = arrived.info["final_obs"][row]
+            has_values = np.array([bool(self._unfinished[env].values) for env in envs])
+            worths = worth(terms.policy, vec, finals, wanted=ended & ~terminated & has_values)
+            for row in rows:
+                env = int(envs[row])
+                found.append(
+                    self._unfinished[env].finished(
+                        env=env,
+                        final_observation=copy.deepcopy(finals[row]),
+                        final_value=float(worths[row]),
+                        terminated=bool(terminated[row]),
+                        engine_replaced=bool(replaced[row]),
+                        gamma=terms.gamma,
+                        gae_lambda=terms.gae_lambda,
+                    )
+                )
+                self._unfinished[env] = Unfinished()
+            self._resetting[envs[rows]] = self._mode == NEXT_STEP
+        self._wait(vec, stepping, envs, after, ended)
+        return int(played.sum()), found
+
+    def _wait(self, vec: Vec, stepping: Stepping, envs: Any, after: Any, ended: Mask) -> None:
+        """Note who waits for the policy now; with DISABLED those that ended are reset first."""
+        self._waiting, self._observations = envs, after
+        if self._mode != DISABLED or not ended.any():
+            return
+        fresh = stepping.reset_some(envs[ended])
+        if fresh is not None:
+            self._observations = self._own(fresh)
+            return
+        self._resetting[envs[ended]] = True
+        self._waiting = envs[~ended]
+        self._observations = by_entry([after], lambda parts: parts[0][~ended])
 
 
 def collect(
-    vec: VectorEnv[Any, Any, Any],
+    vec: Vec,
     policy: Policy,
     *,
     episodes: int | None = None,
@@ -147,7 +129,8 @@ def collect(
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
     policy_version: int | None = None,
-    seed: int | list[int | None] | None = None,
+    min_envs: int | None = None,
+    seed: Seed = None,
     restart: bool = False,
     progress: bool = True,
 ) -> list[Episode]:
@@ -156,6 +139,9 @@ def collect(
     What is unfinished is carried over to the next call for the same ``vec``; ``restart`` or a ``seed`` begins anew. The count
     is a least one: environments that step together end together. Nobody else may step or reset ``vec`` between two calls, or
     ``restart=True`` has to follow.
+
+    With ``min_envs`` each environment goes on as soon as it can, at least so many at a time: nobody waits for a slow reset or a far
+    engine. The policy then gets batches of different sizes. It takes a ``vec`` with ``send`` and ``recv``, as ``make_vec`` makes it.
 
     ``policy(observations)`` gets the batch and returns actions, or ``(actions, values, log_probs)``. ``policy_version``, or else
     the policy's attribute ``version``, is written beside each step. A truncated episode's last step is worth what the policy
@@ -168,13 +154,14 @@ def collect(
     collector = _collectors.get(vec)
     if collector is None:
         collector = _collectors[vec] = _Collector(vec)
-    collector.begin(vec, seed=seed, restart=restart)
-    terms = _Terms(policy, gamma, gae_lambda, policy_version)
+    stepping: Stepping = Together(vec) if min_envs is None else Ready(vec, min_envs)
+    collector.begin(stepping, vec.num_envs, seed=seed, restart=restart)
+    terms = Terms(policy, gamma, gae_lambda, policy_version)
     found: list[Episode] = []
     taken = 0
     with Bar(episodes or steps or 0, "steps" if episodes is None else "episodes", shown=progress) as bar:
         while (taken < steps) if steps is not None else (len(found) < (episodes or 0)):
-            count, ended = collector.step(vec, terms)
+            count, ended = collector.step(vec, stepping, terms)
             taken += count
             found += ended
             bar.advance(count, [episode.total_reward for episode in ended])
@@ -182,38 +169,16 @@ def collect(
 
 
 # Unfinished episodes live as long as their environment: the caller has nothing to keep between two calls.
-_collectors: weakref.WeakKeyDictionary[VectorEnv[Any, Any, Any], _Collector] = weakref.WeakKeyDictionary()
+_collectors: weakref.WeakKeyDictionary[Vec, _Collector] = weakref.WeakKeyDictionary()
 
 
-def _autoreset_mode(vec: VectorEnv[Any, Any, Any]) -> str:
+def _autoreset_mode(vec: Vec) -> str:
     """Which of the three it is; gymnasium 1.0 does not say and has only the first."""
     mode = (vec.metadata or {}).get("autoreset_mode", NEXT_STEP)
     mode = str(getattr(mode, "value", mode))
     if mode not in (NEXT_STEP, SAME_STEP, DISABLED):
         raise WrongArgument(f"There is no way to reset called {mode!r}: gymnasium has NextStep, SameStep and Disabled.")
     return mode
-
-
-def _decide(policy: Policy, observations: Any, vec: VectorEnv[Any, Any, Any]) -> _Decision:
-    said = policy(observations)
-    if not isinstance(said, tuple) or (isinstance(vec.action_space, Tuple) and not isinstance(said[0], tuple)):
-        return _Decision(_numpy(said))
-    if len(said) != 3:
-        raise WrongArgument("A policy returns actions, or the three (actions, values, log_probs).")
-    return _Decision(_numpy(said[0]), _column(said[1], vec.num_envs), _column(said[2], vec.num_envs))
-
-
-def _worth(policy: Policy, vec: VectorEnv[Any, Any, Any], finals: list[Any], *, wanted: Mask) -> NDArray[np.float64]:
-    """What the policy thinks of the states that truncated episodes ended in; 0 of all others."""
-    worth = np.zeros(vec.num_envs)
-    if wanted.any():
-        space = vec.single_observation_space
-        batch = concatenate(space, finals, create_empty_array(space, n=vec.num_envs))
-        value = getattr(policy, "value", None)
-        said = _decide(policy, batch, vec).values if value is None else _column(value(batch), vec.num_envs)
-        if said is not None:
-            worth[wanted] = said[wanted]
-    return worth
 
 
 def _flags(info: dict[str, Any], key: str, count: int) -> Mask:
@@ -224,22 +189,3 @@ def _flags(info: dict[str, Any], key: str, count: int) -> Mask:
             given = np.asarray(where.get(f"_{key}", True), dtype=np.bool_)
             found |= given & np.array([bool(value) for value in where[key]])
     return found
-
-
-def _numpy(said: Any) -> Any:
-    """Tensors as arrays; dicts and tuples entry by entry."""
-    if isinstance(said, dict):
-        return {key: _numpy(value) for key, value in said.items()}
-    if isinstance(said, tuple):
-        return tuple(_numpy(value) for value in said)
-    return np.asarray(said.detach().cpu() if hasattr(said, "detach") else said)
-
-
-def _column(said: Any, count: int) -> NDArray[np.float64]:
-    """One number for each environment, whatever shape they came in."""
-    numbers = np.asarray(_numpy(said), dtype=np.float64)
-    if numbers.size != count:
-        raise WrongArgument(
-            f"The policy returned {numbers.size} values or log-probabilities for {count} environments: return one for each."
-        )
-    return numbers.reshape(count)

@@ -72,6 +72,15 @@ class Unfinished:
         self.log_probs: list[float] = []
         self.versions: list[int] = []
 
+    def decided(self, observation: Any, action: Any, thought: tuple[float, float] | None, version: int) -> None:
+        """A step was begun; ``thought`` is the value and the log-probability that the policy gave with it."""
+        self.observations.append(observation)
+        self.actions.append(action)
+        self.versions.append(version)
+        if thought is not None:
+            self.values.append(thought[0])
+            self.log_probs.append(thought[1])
+
     def finished(
         self,
         *,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate as batched
+from gymnasium.vector.utils import create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,11 +98,76 @@ def vector(
     scripts: Sequence[Sequence[Scripted]], mode: AutoresetMode, *, as_dict: bool = False, **more: Any
 ) -> SyncVectorEnv:
     """Scripted environments as gymnasium's own vector."""
+    makers = [partial(Play, number, script, as_dict=as_dict) for number, script in enumerate(scripts)]
+    return SyncVectorEnv(makers, autoreset_mode=mode, **more)
 
-    def maker(number: int, script: Sequence[Scripted]) -> Callable[[], Play]:
-        return lambda: Play(number, script, as_dict=as_dict)
 
-    return SyncVectorEnv([maker(*one) for one in enumerate(scripts)], autoreset_mode=mode, **more)
+class Staggered(SyncVectorEnv):
+    """The same with ``send`` and ``recv`` as client_sdk's own vector environment has them; chance says who is ready."""
+
+    def __init__(self, *arguments: Any, chance: random.Random, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._chance = chance
+        self._under_way: dict[int, Any] = {}  # the action, or None for a reset
+
+    def reset(self, **named: Any) -> Any:
+        self._under_way.clear()
+        return super().reset(**named)
+
+    def send(self, actions: Any, env_ids: Any) -> None:
+        assert len(actions) == len(env_ids)
+        assert not {int(env) for env in env_ids} & self._under_way.keys()
+        resets = self._autoreset_envs
+        assert self.autoreset_mode is not AutoresetMode.DISABLED or not resets[env_ids].any()
+        self._under_way |= {
+            int(env): None if resets[env] else action for env, action in zip(env_ids, actions, strict=True)
+        }
+
+    def async_reset(self, env_ids: Any) -> None:
+        self._under_way |= {int(env): None for env in env_ids}
+
+    def recv(self, min_envs: int) -> Any:
+        ready = self._chance.sample(sorted(self._under_way), self._chance.randint(min_envs, len(self._under_way)))
+        outcomes = [self._one(env, self._under_way.pop(env)) for env in ready]
+        observations, rewards, terminated, truncated, infos = zip(*outcomes, strict=True)
+        several: dict[str, Any] = {}
+        for row, info in enumerate(infos):
+            several = InfoBatch(len(ready))._add_info(several, info, row)  # type: ignore[arg-type, misc]
+        space = self.single_observation_space
+        batch = batched(space, observations, create_empty_array(space, n=len(ready)))
+        several["env_id"] = np.array(ready)
+        return batch, np.array(rewards), np.array(terminated), np.array(truncated), several
+
+    def _one(self, env: int, action: Any) -> Any:
+        if action is None:
+            self._autoreset_envs[env] = False
+            observation, info = self.envs[env].reset()
+            return observation, 0.0, False, False, info
+        observation, reward, terminated, truncated, info = self.envs[env].step(action)
+        over = terminated or truncated
+        if over and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            first, _ = self.envs[env].reset()
+            return first, reward, terminated, truncated, {"final_obs": observation, "final_info": info}
+        self._autoreset_envs[env] = over
+        return observation, reward, terminated, truncated, info
+
+
+class InfoBatch:
+    """Infos of some environments, by gymnasium's own method."""
+
+    _add_info = VectorEnv._add_info
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+
+def staggered(scripts: Sequence[Sequence[Scripted]], mode: AutoresetMode, **more: Any) -> Staggered:
+    """Scripted environments that are ready when chance will have it."""
+    return Staggered(
+        [partial(Play, number, script, as_dict=True) for number, script in enumerate(scripts)],
+        autoreset_mode=mode,
+        **more,
+    )
 
 
 def expected_returns(rewards: Sequence[float], final_value: float) -> list[float]:
@@ -182,6 +251,42 @@ def test_every_episode_is_what_one_environment_alone_would_have_played(
             check(episode, number=seen[episode.env], script=scripts[episode.env])
             seen[episode.env] += 1
     vec.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scripts=SCRIPTS,
+    calls=CALLS,
+    mode=st.sampled_from(MODES),
+    chance=st.randoms(use_true_random=False),
+    data=st.data(),
+)
+def test_same_is_so_when_each_goes_on_as_soon_as_it_can(
+    scripts: list[list[Scripted]], calls: list[int], mode: AutoresetMode, chance: random.Random, data: st.DataObject
+) -> None:
+    """With min_envs, whoever is ready first and however the calls cut it, each episode is complete and its own."""
+    vec = staggered(scripts, mode, chance=chance)
+    least = data.draw(st.integers(1, len(scripts)))
+    seen = [0] * len(scripts)
+    for call in calls:
+        wanted: dict[str, Any] = {"steps": call} if call > 0 else {"episodes": -call}
+        found = collect(vec, Thinker(), min_envs=least, gamma=GAMMA, gae_lambda=LAMBDA, progress=False, **wanted)
+        for episode in found:
+            check(episode, number=seen[episode.env], script=scripts[episode.env])
+            seen[episode.env] += 1
+    for episode in collect(vec, Thinker(), episodes=1, gamma=GAMMA, gae_lambda=LAMBDA, progress=False):
+        assert len(episode) in {one.length for one in scripts[episode.env]}  # in step again: from the start if need be
+    vec.close()
+
+
+def test_slow_one_holds_nobody_up_and_some_vectors_cannot_do_that() -> None:
+    """min_envs needs send() and recv(), and a number that there is."""
+    script = [[Scripted(4, "terminated")]] * 2
+    with pytest.raises(WrongArgument, match="no send"):
+        collect(vector(script, MODES[0]), Thinker(), steps=1, min_envs=1, progress=False)
+    vec = staggered(script, MODES[0], chance=random.Random(1))
+    with pytest.raises(WrongArgument, match="from 1 to 2"):
+        collect(vec, Thinker(), steps=1, min_envs=3, progress=False)
 
 
 @given(
