@@ -63,6 +63,24 @@ AIMS = {
         "The farthest that a predicted speed is off what is reached, stepped together", most=0.15
     ),
     "tune.groups_prediction_error": Aim("The same in groups", most=0.15),
+    "vec.sync_limit": Aim("Vector, a batch at a time, 30 ms, 128x128x1: share of what is possible", least=0.88),
+    "vec.sync_limit_ratio1": Aim("The same at step_ratio 1", least=0.75),
+    "vec.async_limit": Aim("Vector, whoever is ready: share of N / (R + t)", least=0.9),
+    "vec.async_limit_ratio1": Aim("The same at step_ratio 1", least=0.85),
+    "vec.async_over_sync_resets": Aim(
+        "With resets of 3 s in the mix: whoever is ready over a batch at a time", least=1.5
+    ),
+    "vec.full_over_blog": Aim("Full frames, 100 Mbit/s: whoever is ready over the blog's way", least=6.5),
+    "vec.over_threadpool_loopback": Aim(
+        "Loopback, unlimited engines, 84x84x1: over the stock client with a thread pool", least=1.2
+    ),
+    "vec.client_cpu_ratio": Aim(
+        "CPU of the client for a batch of 12 small frames: share of the stock client's", most=0.4
+    ),
+    "vec.min_over_async": Aim("4 to 16 environments, 30 ms: over AsyncVectorEnv, the worst of them", least=1),
+    "vec.min_over_subproc": Aim("The same over SubprocVecEnv", least=1),
+    "ppo.wan_over_local": Aim("PPO over 30 ms: its time as a multiple of that without distance", most=1.5),
+    "ppo.reward_difference": Aim("Difference of the mean rewards that both reach", most=0.05),
 }
 
 
