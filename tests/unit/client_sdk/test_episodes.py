@@ -132,7 +132,7 @@ class Staggered(SyncVectorEnv):
         observations, rewards, terminated, truncated, infos = zip(*outcomes, strict=True)
         several: dict[str, Any] = {}
         for row, info in enumerate(infos):
-            several = InfoBatch(len(ready))._add_info(several, info, row)  # type: ignore[arg-type, misc]
+            several = InfoBatch(len(ready))._add_info(several, info, row)  # type: ignore[misc]
         space = self.single_observation_space
         batch = batched(space, observations, create_empty_array(space, n=len(ready)))
         several["env_id"] = np.array(ready)
