@@ -84,7 +84,7 @@ class Visitor:
         """Read the live stream until ``stop``."""
         self._line.request("GET", "/dashboard/stream", headers=self._headers)
         response = self._line.getresponse()
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, AttributeError):  # closed while it reads
             while not stop.is_set() and response.read1(65536):
                 pass
 

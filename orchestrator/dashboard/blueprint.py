@@ -148,6 +148,8 @@ def _live(blueprint: Blueprint, dashboard: Dashboard) -> None:
     def live() -> Response:
         """How things are, again whenever they change"""
         gate.admit()
+        if request.method != "GET":
+            return Response(mimetype="text/event-stream")
         if not dashboard.watchers.acquire(blocking=False):
             raise Unavailable("Many pages are open, so this one looks every few seconds instead.", retry_after_s=10)
         try:

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from client_sdk.wire import Method
 from orchestrator import local_socket
 from orchestrator.relay import thumbnail
 from orchestrator.relay.lane import Lane
@@ -102,7 +104,7 @@ class Gallery:
                 continue
             known = self._known.get((engine_id, width))
             if known is None or known["mark"] != mark:
-                drawn, took_s = await loop.run_in_executor(self._artist, _draw, lane, mark, width)
+                drawn, took_s = await loop.run_in_executor(self._artist, _draw, _sketch(lane, mark), width)
                 known, cost_s = drawn, cost_s + took_s
                 if lane is not None:
                     self._known[engine_id, width] = known
@@ -120,18 +122,29 @@ def _mark(lane: Lane | None) -> str:
     return "none" if lane is None else f"{lane.seat.generation}.{lane.ran}"
 
 
-def _draw(lane: Lane | None, mark: str, width: int | None) -> tuple[dict[str, Any], float]:
+@dataclass(frozen=True, slots=True)
+class _Sketch:
+    """What a lane had to show when it was looked at: its replies, and the request that began its game."""
+
+    mark: str
+    shown: Mapping[Method, bytes] | None  # None: there is no such lane
+    env_init: bytes | None = None
+
+
+def _sketch(lane: Lane | None, mark: str) -> _Sketch:
+    return _Sketch(mark, None) if lane is None else _Sketch(mark, dict(lane.shown), lane.env_init)
+
+
+def _draw(sketch: _Sketch, width: int | None) -> tuple[dict[str, Any], float]:
     """What there is to show of a lane, and the seconds of a core that it took."""
-    began = time.thread_time()
-    if lane is None:
-        return {"mark": mark, "why": "no call of its lease has come through the relay yet"}, 0.0
-    shown = dict(lane.shown)
-    found: dict[str, Any] = {"mark": mark}
-    if lane.env_init is not None:
-        found["game"] = thumbnail.game_id(lane.env_init)
+    began, found = time.thread_time(), dict[str, Any](mark=sketch.mark)
+    if sketch.shown is None:
+        return found | {"why": "no call of its lease has come through the relay yet"}, 0.0
+    if sketch.env_init is not None:
+        found["game"] = thumbnail.game_id(sketch.env_init)
     try:
-        found["jpeg"] = base64.b64encode(thumbnail.jpeg(shown, width=width)).decode()
-        told = thumbnail.fight(shown)
+        found["jpeg"] = base64.b64encode(thumbnail.jpeg(sketch.shown, width=width)).decode()
+        told = thumbnail.fight(sketch.shown)
         found |= {"health": told.health, "wins": told.wins, "stage": told.stage}
     except Unreadable as fault:
         found["why"] = str(fault)

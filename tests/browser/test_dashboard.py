@@ -136,7 +136,7 @@ def test_a_lease_appears_plays_and_goes(host: RealDaemon, browser: Browser) -> N
             wait_until(
                 lambda: drawn(page, "#wall li:first-child canvas") != first, 20, what="another picture", poll_s=0.2
             )
-            expect(tiles.first.get_by_role("meter").first).to_have_attribute("aria-valuenow", re.compile(r"\d+"))
+            expect(tiles.first.locator(".health").first).to_have_attribute("aria-valuenow", re.compile(r"\d+"))
             expect(page.locator("#pools tbody tr [data-is=leased]")).to_have_text("2")
             expect(row.locator('[data-is="rate"]')).to_have_text(re.compile(r"[1-9]"), timeout=20_000)
             shoot(page, "desktop", whole=True)

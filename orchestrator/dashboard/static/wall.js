@@ -76,7 +76,7 @@ function make(engine, open) {
       { class: "tile", on: { click: () => open(engine.id) } },
       h("canvas", { width: 160, height: 150, "aria-hidden": "true" }),
       h("span", { class: "none" }),
-      h("span", { class: "bars" }),
+      h("span", { class: "bars", "aria-hidden": "true" }),
       h("span", { class: "game" }),
       h("span", { class: "rate" }),
       h("span", { class: "whose" }),

@@ -271,6 +271,7 @@ def test_streams_have_a_share_of_the_threads(house: House, browser: Browser, adm
     assert house.app.services.lanes.streams._value == house.config.server.streams - most
     assert browser.get("/dashboard/state").status_code == 200
     opened[0].close()
+    assert browser.send("HEAD", "/dashboard/stream").status_code == 200
     again = _listen(browser)[0]
     for response in (*opened[1:], again):
         response.close()
