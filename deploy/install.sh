@@ -164,7 +164,7 @@ install_packages() {
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ $family = apt ]; then
     say "fetching the lists of packages"
-    apt-get update -q >"$work/packages.log" 2>&1 ||
+    apt-get update -q -o APT::Update::Error-Mode=any >"$work/packages.log" 2>&1 ||
       die "the lists of packages cannot be fetched ($(last_line packages)): check the network and run this again"
     missing_packages
     say "installing ${missing[*]}"

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.daemon import Exit
+from orchestrator.idle_settings import POWEROFF_COMMAND
 from tests.support.left_out import leave_out
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 DAEMON, RELAY = "cornerman.service", "cornerman-relay.service"
+POWEROFF, PRUNE = "cornerman-poweroff.service", "cornerman-prune.service"
+WATCHER, TIMER = "cornerman-poweroff.path", "cornerman-prune.timer"
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
 
 
@@ -36,7 +39,7 @@ def root(tmp_path: Path) -> Path:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     (tmp_path / "etc/systemd/system").mkdir(parents=True)
-    for name in (DAEMON, RELAY):
+    for name in (DAEMON, RELAY, POWEROFF, PRUNE, WATCHER, TIMER):
         shutil.copy(UNITS / name, tmp_path / "etc/systemd/system")
     return tmp_path
 
@@ -54,7 +57,10 @@ def _read(name: str, section: str = "Service") -> configparser.SectionProxy:
 
 def test_systemd_finds_nothing_wrong(analyze: str, root: Path) -> None:
     """systemd reads the units without a word."""
-    verified = _verify(analyze, root, DAEMON, RELAY)
+    for program in ("bin/rm", "bin/sh", "usr/bin/journalctl"):
+        (root / program).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy("/bin/true", root / program)
+    verified = _verify(analyze, root, DAEMON, RELAY, POWEROFF, PRUNE, WATCHER, TIMER)
     assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
 
 
@@ -66,9 +72,9 @@ def test_a_misspelt_setting_would_be_found(analyze: str, root: Path, name: str) 
     assert "WatchDogSec" in _verify(analyze, root, name).stderr
 
 
-@pytest.mark.parametrize("name", [DAEMON, RELAY])
+@pytest.mark.parametrize("name", [DAEMON, RELAY, POWEROFF, PRUNE])
 def test_the_units_are_well_hardened(analyze: str, name: str) -> None:
-    """systemd's own measure of what daemon and relay could do to their host stays low: 3.0 or less of 10."""
+    """systemd's own measure of what the services could do to their host stays low: below 3.0 of 10."""
     measured = subprocess.run(
         [analyze, "security", "--offline=true", "--threshold=30", "--no-pager", str(UNITS / name)],
         capture_output=True,
@@ -121,3 +127,14 @@ def test_stopping_ends_the_daemons_processes_and_no_container() -> None:
     assert service["KillMode"] == "mixed"
     assert "docker.service" not in service.get("PartOf", "") + service.get("BindsTo", "")
     assert service["OOMPolicy"] == "continue"
+
+
+def test_the_power_off_is_asked_for_by_a_file_of_the_daemon_alone() -> None:
+    """Only the daemon's unit has the folder in which the file is watched for, closed to everybody else."""
+    daemon, relay = _read(DAEMON), _read(RELAY)
+    assert (daemon["RuntimeDirectory"], daemon["RuntimeDirectoryMode"]) == ("cornerman", "0700")
+    assert (relay.get("RuntimeDirectory", ""), relay["ProtectSystem"]) == ("", "strict")
+    watched = _read(WATCHER, "Path")
+    assert (watched["PathExists"], watched["Unit"]) == (POWEROFF_COMMAND.removeprefix("touch "), POWEROFF)
+    assert _read(POWEROFF, "Unit")["SuccessAction"] == "poweroff"
+    assert "Install" not in (UNITS / POWEROFF).read_text()
