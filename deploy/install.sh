@@ -246,12 +246,28 @@ build_release() {
 # The address that this machine goes out by.
 own_address() { hostname -I 2>/dev/null | awk '{ print $1; found = 1 } END { if (!found) print "127.0.0.1" }'; }
 
+# Lets engines, which run as the daemon's user, read DIAMBRA's credentials: a copy in place of a file in somebody's home.
+take_credentials() {
+  local i file
+  for ((i = 0; i + 1 < ${#init_options[@]}; i++)); do
+    [ "${init_options[i]}" = --credentials ] || continue
+    file=${init_options[i + 1]}
+    [ -f "$file" ] || die "there is no file $file: name the one that 'diambra user login' wrote with --credentials"
+    [ "$(dirname "$(realpath "$file")")" != "$config" ] || continue
+    if [ ! -d "$config" ]; then install -d -m 0755 "$config"; fi
+    undo+=("rm -f '$config/diambra-credentials'")
+    install -m 0640 -g cornerman "$file" "$config/diambra-credentials"
+    init_options[i + 1]=$config/diambra-credentials
+  done
+}
+
 # Sets up with the new version, unless it was done before.
 set_up() {
   upgrading && return
   say "setting up $config and $state"
   [ -d "$config" ] || undo+=("rmdir '$config'")
   [ -d "$state" ] || undo+=("rm -rf '$state'")
+  take_credentials
   if [[ " ${init_options[*]-} " != *" --public-host"[\ =]* ]]; then init_options+=(--public-host "$(own_address)"); fi
   # init writes its configuration last; a CA made by a try before is used again.
   (umask 077 && "$release/bin/cornerman" init "${init_options[@]}" >"$work/url" 2>"$work/init.log") ||
