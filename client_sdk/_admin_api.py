@@ -30,6 +30,10 @@ class AdminApi:
         """Change a pool while it runs."""
         return self.session.call("PATCH", f"/v1/pools/{_part(name)}", answer=models.Pool, body=patch)
 
+    def upgrade(self, name: str) -> models.Pool:
+        """Have a pool's image fetched anew."""
+        return self.session.call("POST", f"/v1/pools/{_part(name)}/upgrade", answer=models.Pool)
+
     def tokens(self) -> list[models.Token]:
         """All tokens, without their values."""
         return self.session.call("GET", "/v1/tokens", answer=models.TokenList).tokens

@@ -24,13 +24,15 @@ from client_sdk._client import Cornerman
 from client_sdk._errors import CornermanError
 from client_sdk._lease import Lease
 from client_sdk._running import Ended, Relay, find
+from client_sdk._upgrade_cli import upgrade_image
 from client_sdk._version import __version__
 from client_sdk.ec2.cli import ec2
 from client_sdk.models import DEFAULT_TTL_S
 
 ENTRY_POINT_GROUP = "cornerman.commands"
-HOST_COMMANDS = ("init", "serve")
+HOST_COMMANDS = ("init", "serve", "relay", "doctor", "backup", "restore")
 _OURS = ("client_sdk", "orchestrator", "practice_engine")
+_OF_PLAYING = ("grpc", "greenlet", "gymnasium", "numpy", "tqdm")
 _LABEL_FORM = "KEY=VALUE"
 
 
@@ -217,7 +219,7 @@ def tune(
     click.echo(json.dumps(advice.as_dict()) if as_json else str(advice))
 
 
-for _command in (*_admin_cli.commands, ec2):
+for _command in (*_admin_cli.commands, upgrade_image, ec2):
     cli.add_command(_command)
 
 
@@ -267,8 +269,16 @@ def _sentence(fault: Exception) -> str:
     if any(kind.__name__ == "CornermanError" for kind in type(fault).__mro__):
         return str(fault)  # ours, or the daemon's
     if isinstance(fault, ModuleNotFoundError) and (fault.name or "").split(".")[0] not in _OURS:
-        return f"This needs the module {fault.name}; install it: pip install 'cornerman[orchestrator]'."
+        return f"This needs the module {fault.name}; install it: {_cure(fault)}."
     return f"{type(fault).__name__}: {fault} (set CORNERMAN_DEBUG=1 to see where)."
+
+
+def _cure(fault: ModuleNotFoundError) -> str:
+    """How what is missing gets here: what plays is one thing, a host is another."""
+    name = (fault.name or "").split(".")[0]
+    if name == "diambra":
+        return "pip install 'cornerman[diambra]', and then pip install --no-deps diambra-arena diambra-engine"
+    return f"pip install 'cornerman[{'diambra' if name in _OF_PLAYING else 'orchestrator'}]'"
 
 
 if __name__ == "__main__":

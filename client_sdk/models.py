@@ -217,6 +217,11 @@ class Pool(Answer):
     name: str
     runtime: str
     image: str
+    pinned: str | None = None  # what engines are started from; None until the image was looked up
+    upgrading: bool = False  # the image is being looked up or fetched; until then engines are started from ``pinned``
+    image_fault: str | None = None  # why that failed, in words; it is tried again
+    outdated: int = 0  # engines that are starting or ready from something else than ``pinned``
+    outdated_leased: int = 0  # the same of leased ones: they go with their leases
     allowed_images: list[str]
     expose: str
     min_ready: int

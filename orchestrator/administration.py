@@ -89,6 +89,18 @@ class Administration:
             )
             return pools.get(db, name, self._policies)
 
+    def upgrade(self, caller: Caller, name: str) -> Pool:
+        """Have a pool's image fetched anew; it goes on with the one it has until that is done."""
+        now = self._now()
+        with self._database.write() as db:
+            pool = pools.get(db, name, self._policies)
+            pools.ask_fresh(db, name)
+            text = f"{caller.principal} asked for the newest {pool.image} for pool {name}"
+            events.record(
+                db, "pool.upgrade_asked", text, now=now, pool=name, actor=caller.principal, token_id=caller.token_id
+            )
+            return pools.get(db, name, self._policies)
+
     def _check(self, db: sqlite3.Connection, pool: Pool) -> None:
         if pool.min_ready > pool.max_engines:
             raise Unprocessable(

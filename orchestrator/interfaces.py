@@ -74,8 +74,11 @@ class Runtime(Protocol):
     def check(self) -> None:
         """Raise RuntimeFault(UNREACHABLE) with what to do unless the engine host answers."""
 
-    def resolve_image(self, image: str, *, pull: bool = True) -> str:
-        """The immutable name of an image (digest or id), pulled if absent; else RuntimeFault(IMAGE_MISSING)."""
+    def resolve_image(self, image: str, *, pull: bool = True, fresh: bool = False) -> str:
+        """The immutable name of an image (digest or id), pulled if absent; else RuntimeFault(IMAGE_MISSING).
+
+        ``fresh`` pulls it in any case, unless it was made on this host.
+        """
 
     def create(self, spec: EngineSpec) -> str:
         """Make the engine without starting it and return its handle; if it is there already, return that one's."""

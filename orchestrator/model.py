@@ -46,6 +46,13 @@ class Pool:
     retry_at: float = 0.0
     fault: str | None = None
     fault_at: float | None = None
+    repin: int = 0  # LOOK_UP or FETCH: until that is done engines are started from what is pinned
+    repin_fault: str | None = None  # why it could not be done
+    repin_retry_at: float = 0.0
+
+
+LOOK_UP, FETCH = 1, 2
+"""What is to be done with a pool's image: find out what its name means, or also fetch it anew from where it came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,8 @@ def _starts(view: _View, busy: Collection[str], now: float) -> list[Command]:
     pool = view.pool
     starting = [engine for engine in view.engines if engine.state is EngineState.STARTING]
     commands: list[Command] = [LaunchEngine(e.id) for e in starting if e.id not in busy and not e.draining]
+    if pool.repin and pool.pinned is not None and pool.repin_retry_at <= now and f"pool:{pool.name}" not in busy:
+        commands.append(ResolveImage(pool.name))
     if pool.retry_at > now:
         return commands
     if pool.pinned is None:
@@ -252,7 +254,7 @@ def _starts(view: _View, busy: Collection[str], now: float) -> list[Command]:
     fresh = sum(1 for engine in coming if _is_stale(engine, pool, now) is None)
     missing = wanted(pool, leased=view.leased, demand=view.demand) - view.leased - fresh
     if missing <= 0 and not starting:
-        return [CallWell(pool.name)] if pool.fault is not None else []
+        return [*commands, CallWell(pool.name)] if pool.fault is not None else commands
     room = pool.max_engines - len(view.engines)
     at_once = (1 if pool.fail_streak else pool.policy.max_starting) - len(starting)
     return commands + [StartEngine(pool.name)] * max(0, min(missing, room, at_once))

@@ -11,7 +11,7 @@ from orchestrator import diagnosis
 from orchestrator.errors import NotFound
 from orchestrator.interfaces import Now, Runtime, Seen
 from orchestrator.leasing import Leasing
-from orchestrator.model import Engine, EngineState, Policy
+from orchestrator.model import Engine, EngineState, Policy, Pool
 from orchestrator.store import engines, events, pools
 from orchestrator.store.database import Database
 
@@ -71,6 +71,14 @@ class Records:
                 events.record(db, "pool.degraded", text, now=now, pool=pool_name)
         if degraded:
             log.warning("a pool cannot start engines", pool=pool_name, fault=fault)
+
+    def image_failed(self, pool: Pool, fault: str) -> None:
+        """A pool's new image cannot be had: it goes on with the one it has, says why, and tries again."""
+        now = self._now()
+        with self._database.write() as db:
+            if pools.note_repin_fault(db, pool.name, fault=fault, retry_at=now + MAX_BACKOFF_S):
+                text = f"pool {pool.name} goes on with {pool.pinned}, because {pool.image} cannot be had: {fault}"
+                events.record(db, "pool.image_failed", text, now=now, pool=pool.name)
 
     def call_well(self, pool_name: str) -> None:
         """Whatever was wrong with a pool, it lacks nothing now."""

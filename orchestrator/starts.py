@@ -12,7 +12,7 @@ from orchestrator import diagnosis, ports
 from orchestrator.config import Config
 from orchestrator.errors import FaultKind, RuntimeFault
 from orchestrator.interfaces import EngineSpec, Now, Probe, Runtime
-from orchestrator.model import Engine, EngineState, Policy, ProbePassed
+from orchestrator.model import FETCH, Engine, EngineState, Policy, ProbePassed
 from orchestrator.probes import reached
 from orchestrator.records import Records, explain
 from orchestrator.store import engines, events, pools
@@ -64,15 +64,18 @@ class Starts:
             pool = pools.get(db, pool_name, self._policies)
         runtime = self._runtimes[pool.policy.runtime]
         try:
-            pinned = runtime.resolve_image(pool.image, pull=self._may_pull(pool_name))
+            pinned = runtime.resolve_image(pool.image, pull=self._may_pull(pool_name), fresh=pool.repin == FETCH)
         except RuntimeFault as fault:
             if fault.kind is FaultKind.UNREACHABLE:  # it is not the image's fault, and the host's is told elsewhere
                 return HOST_RETRY_S
-            self._records.blame(pool_name, str(fault))
+            if pool.pinned is None:
+                self._records.blame(pool_name, str(fault))
+            else:
+                self._records.image_failed(pool, str(fault))
             return None
         now = self._now()
         with self._database.write() as db:
-            if pools.pin(db, pool_name, image=pool.image, pinned=pinned):
+            if pools.pin(db, pool_name, image=pool.image, pinned=pinned, done=pool.repin):
                 events.record(db, "pool.image", f"{pool.image} is {pinned}", now=now, pool=pool_name)
                 self._records.note_well(db, pool_name, now)
         return None
@@ -222,6 +225,8 @@ class Starts:
         """After a failed start: if the pool's image is another one by now, the next start takes that one."""
         with self._database.read() as db:
             pool = pools.get(db, pool_name, self._policies)
+        if pool.repin:
+            return  # what is pinned is of the image before, and stays until the new one is there
         try:
             pinned: str | None = runtime.resolve_image(pool.image, pull=False)
         except RuntimeFault as fault:

@@ -36,3 +36,13 @@ def register(calls: Calls) -> None:
         parts.administration.change_pool(caller(), path.name, body)
         with parts.database.read() as db:
             return answer(views.pool(db, pools.get(db, path.name, parts.policies)))
+
+    @calls.add(
+        "post", "/v1/pools/<name>/upgrade", tag="pools", scope=Scope.ADMIN, answers={202: models.Pool}, refuses=(404,)
+    )
+    def upgrade_pool(path: PoolPath) -> Response:
+        """Fetch the pool's image anew and move to what its name means now, with min_ready engines ready all the time"""
+        parts = services()
+        parts.administration.upgrade(caller(), path.name)
+        with parts.database.read() as db:
+            return answer(views.pool(db, pools.get(db, path.name, parts.policies)), 202)

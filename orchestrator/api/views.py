@@ -99,10 +99,16 @@ def pool(db: sqlite3.Connection, inner: Pool) -> models.Pool:
     demand = queued + leases.count_empty_slots(db, inner.name)
     unreachable = meta.get(db, "host_fault") if inner.policy.runtime == "docker" else None
     fault = inner.fault or unreachable or None
+    outdated, outdated_leased = engines.outdated(db, inner.name, inner.pinned)
     return models.Pool(
         name=inner.name,
         runtime=inner.policy.runtime,
         image=inner.image,
+        pinned=inner.pinned,
+        upgrading=inner.repin > 0,
+        image_fault=inner.repin_fault,
+        outdated=outdated,
+        outdated_leased=outdated_leased,
         allowed_images=list(inner.policy.allowed_images),
         expose=inner.policy.expose,
         min_ready=inner.min_ready,

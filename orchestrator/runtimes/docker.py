@@ -76,8 +76,13 @@ class DockerRuntime:
         except RuntimeFault as fault:
             raise RuntimeFault(FaultKind.UNREACHABLE, str(fault)) from fault
 
-    def resolve_image(self, image: str, *, pull: bool = True) -> str:
-        """The digest or id of ``image``, pulled if it is absent; RuntimeFault(IMAGE_MISSING) when it cannot be had."""
+    def resolve_image(self, image: str, *, pull: bool = True, fresh: bool = False) -> str:
+        """The digest or id of ``image``, pulled if it is absent; RuntimeFault(IMAGE_MISSING) when it cannot be had.
+
+        ``fresh`` pulls one that came from a registry in any case: its name may mean another one there by now.
+        """
+        if fresh and pull and docker_images.is_fetched(self._connected(), image, url=self.url):
+            docker_images.pull(self._connected(), image, url=self.url)
         try:
             return docker_images.pinned(self._connected(), image, url=self.url)
         except RuntimeFault as fault:

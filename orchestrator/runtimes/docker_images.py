@@ -22,6 +22,17 @@ def pinned(api: APIClient, image: str, *, url: str) -> str:
         return docker_view.pinned(image, api.inspect_image(image))  # type: ignore[no-untyped-call]
 
 
+def is_fetched(api: APIClient, image: str, *, url: str) -> bool:
+    """Whether an image that is on the host came from a registry; one that was built or loaded here cannot be fetched."""
+    try:
+        with translated(f"find the image {image}", url=url):
+            return bool(api.inspect_image(image).get("RepoDigests"))  # type: ignore[no-untyped-call]
+    except RuntimeFault as fault:
+        if fault.kind is FaultKind.IMAGE_MISSING:
+            return False  # it is pulled because it is absent
+        raise
+
+
 def pull(api: APIClient, image: str, *, url: str) -> None:
     """Fetch an image from its registry; RuntimeFault(IMAGE_MISSING) with the reason when it cannot be had."""
     try:

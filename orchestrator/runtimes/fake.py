@@ -219,7 +219,7 @@ class FakeRuntime:
         """Raise RuntimeFault(UNREACHABLE) if the host is to be out of reach."""
         self.host.enter()
 
-    def resolve_image(self, image: str, *, pull: bool = True) -> str:
+    def resolve_image(self, image: str, *, pull: bool = True, fresh: bool = False) -> str:
         """The image itself, if it is there."""
         self.host.enter()
         self.host.has_image(image)

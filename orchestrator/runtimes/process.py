@@ -75,7 +75,7 @@ class ProcessRuntime:
     def check(self) -> None:
         """This machine always answers."""
 
-    def resolve_image(self, image: str, *, pull: bool = True) -> str:
+    def resolve_image(self, image: str, *, pull: bool = True, fresh: bool = False) -> str:
         """Processes have no images: whatever is named is it."""
         return image
 

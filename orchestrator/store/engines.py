@@ -56,6 +56,16 @@ def ready(db: sqlite3.Connection, pool: str, limit: int) -> list[Engine]:
     return [rows.engine(row) for row in found]
 
 
+def outdated(db: sqlite3.Connection, pool: str, pinned: str | None) -> tuple[int, int]:
+    """How many engines of a pool are of another image than ``pinned``: idle or starting ones, and leased ones."""
+    row = db.execute(
+        "SELECT coalesce(sum(state IN ('starting', 'ready')), 0), coalesce(sum(state = 'leased'), 0) FROM engines "
+        "WHERE pool = ? AND state <> 'gone' AND image <> ?",
+        (pool, pinned),
+    ).fetchone()
+    return int(row[0]), int(row[1])
+
+
 def count_ready(db: sqlite3.Connection, pool: str) -> int:
     """How many engines of a pool can be given away."""
     (count,) = db.execute(

@@ -40,6 +40,7 @@ def shift_clock(db: sqlite3.Connection, delta: float, now: float) -> None:
         {"d": delta, "now": now},
     )
     db.execute("UPDATE pools SET retry_at = retry_at + ? WHERE retry_at > 0", (delta,))
+    db.execute("UPDATE pools SET repin_retry_at = repin_retry_at + ? WHERE repin_retry_at > 0", (delta,))
     db.execute("UPDATE ports SET quarantined_until = quarantined_until + ? WHERE quarantined_until > 0", (delta,))
     db.execute(
         "UPDATE slots SET empty_since = empty_since + :d, "

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 
 from orchestrator.errors import NotFound
-from orchestrator.model import Policy, Pool
+from orchestrator.model import FETCH, LOOK_UP, Policy, Pool
 
 
 def configure(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines: int, image: str) -> bool:
@@ -42,17 +42,38 @@ def all_of(db: sqlite3.Connection, policies: Mapping[str, Policy]) -> list[Pool]
 
 
 def update(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines: int, image: str, paused: bool) -> None:
-    """Change the settings of a running pool; another image has to be resolved first."""
+    """Change the settings of a running pool; until another image is looked up engines are started from the one before."""
     db.execute(
-        "UPDATE pools SET min_ready = ?, max_engines = ?, pinned = CASE WHEN image = ? THEN pinned END, image = ?, paused = ?, "
-        "fail_streak = 0, retry_at = 0 WHERE name = ?",
-        (min_ready, max_engines, image, image, paused, name),
+        "UPDATE pools SET repin = CASE WHEN image = :image THEN repin ELSE 1 END, repin_fault = NULL, repin_retry_at = 0, "
+        "min_ready = :min_ready, max_engines = :max_engines, image = :image, paused = :paused, fail_streak = 0, retry_at = 0 "
+        "WHERE name = :name",
+        {"image": image, "min_ready": min_ready, "max_engines": max_engines, "paused": paused, "name": name},
     )
 
 
-def pin(db: sqlite3.Connection, name: str, *, image: str, pinned: str | None) -> bool:
-    """Remember what ``image`` resolved to; False when the pool has been given another image meanwhile."""
-    return db.execute("UPDATE pools SET pinned = ? WHERE name = ? AND image = ?", (pinned, name, image)).rowcount == 1
+def ask_fresh(db: sqlite3.Connection, name: str) -> None:
+    """Its image is to be fetched anew, because its name may mean another one now."""
+    db.execute("UPDATE pools SET repin = ?, repin_fault = NULL, repin_retry_at = 0 WHERE name = ?", (FETCH, name))
+
+
+def note_repin_fault(db: sqlite3.Connection, name: str, *, fault: str, retry_at: float) -> bool:
+    """The image cannot be had; True when that is news."""
+    row = db.execute("SELECT repin_fault FROM pools WHERE name = ?", (name,)).fetchone()
+    db.execute("UPDATE pools SET repin_fault = ?, repin_retry_at = ? WHERE name = ?", (fault, retry_at, name))
+    return row is not None and row[0] != fault
+
+
+def pin(db: sqlite3.Connection, name: str, *, image: str, pinned: str | None, done: int = LOOK_UP) -> bool:
+    """Remember what ``image`` resolved to; False when the pool has been given another image meanwhile.
+
+    ``done`` is what was done for it: of what was asked for since, more is still to be done.
+    """
+    changed = db.execute(
+        "UPDATE pools SET pinned = ?, repin_fault = NULL, repin_retry_at = 0, repin = CASE WHEN repin > ? THEN repin ELSE 0 END "
+        "WHERE name = ? AND image = ?",
+        (pinned, done, name, image),
+    )
+    return changed.rowcount == 1
 
 
 def note_fault(db: sqlite3.Connection, name: str, *, fault: str, retry_at: float, again: bool, now: float) -> bool:
@@ -89,4 +110,7 @@ def _pool(row: sqlite3.Row, policy: Policy) -> Pool:
         retry_at=row["retry_at"],
         fault=row["fault"],
         fault_at=row["fault_at"],
+        repin=row["repin"],
+        repin_fault=row["repin_fault"],
+        repin_retry_at=row["repin_retry_at"],
     )

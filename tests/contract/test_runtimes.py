@@ -309,4 +309,5 @@ def test_an_image_resolves_to_what_stays(host: EngineHost, new_spec: Specs) -> N
     """What an image resolves to can be created from, and resolves to itself."""
     pinned = host.runtime.resolve_image(host.image)
     assert host.runtime.resolve_image(pinned) == pinned
+    assert host.runtime.resolve_image(host.image, fresh=True) == pinned  # made here: there is nowhere to fetch it from
     launch(host, new_spec(image=pinned))

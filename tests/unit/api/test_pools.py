@@ -109,3 +109,20 @@ def test_a_contradictory_change_changes_nothing(admin: Desk, body: dict[str, obj
 def test_a_pool_that_is_not_there_cannot_be_changed(admin: Desk) -> None:
     """A pool that is not configured is 404."""
     admin.refused("PATCH", "/v1/pools/none", 404, "not-found", json={"paused": True})
+
+
+def test_an_upgrade_is_asked_for_and_shown(house: House, admin: Desk, ann: Desk) -> None:
+    """Asking for the newest image is admin's alone, is in the event log, and the pool shows that it is under way."""
+    with house.database.write() as db:
+        pools.pin(db, "main", image="engine:1", pinned="engine@sha256:1")
+    house.add_engines(2)
+    before = admin.call("GET", "/v1/pools", 200, models.PoolList).pools[0]
+    assert (before.pinned, before.upgrading, before.outdated) == ("engine@sha256:1", False, 2)  # these are of engine:1
+    ann.refused("POST", "/v1/pools/main/upgrade", 403, "forbidden")
+    admin.refused("POST", "/v1/pools/none/upgrade", 404, "not-found")
+    told = admin.call("POST", "/v1/pools/main/upgrade", 202, models.Pool)
+    assert (told.upgrading, told.pinned, told.image_fault) == (True, "engine@sha256:1", None)
+    assert admin.events()[-1].kind == "pool.upgrade_asked"
+    ann.lease()
+    after = admin.call("GET", "/v1/pools", 200, models.PoolList).pools[0]
+    assert (after.outdated, after.outdated_leased) == (1, 1)

@@ -405,7 +405,7 @@ class _MovingTag(FakeRuntime):
         self.can_pull = True
         self.pulled: list[str] = []
 
-    def resolve_image(self, image: str, *, pull: bool = True) -> str:
+    def resolve_image(self, image: str, *, pull: bool = True, fresh: bool = False) -> str:
         digest = self.means if image == "engine:1" else image
         if digest in self.pruned:
             if not (pull and self.can_pull):
@@ -474,6 +474,65 @@ def test_a_new_image_rolls_through_the_pool(core: Callable[..., Core]) -> None:
     here.leasing.release(ALICE, view.lease.id)
     here.settle()
     assert {engine.image for engine in here.engines()} == {"engine:2"}
+
+
+def test_an_upgrade_takes_what_the_name_means_now(core: Callable[..., Core]) -> None:
+    """Report 21: the same name, fetched anew, rolls through the pool with min_ready engines ready all the time."""
+    here = core(runtime=_MovingTag, main={"min_ready": 2, "max_engines": 4})
+    runtime = here.runtime
+    assert isinstance(runtime, _MovingTag)
+    runtime.means = "sha-old"
+    here.settle()
+    assert {engine.image for engine in here.ready()} == {"sha-old"}
+    runtime.means = "sha-new"
+    here.settle()
+    assert {engine.image for engine in here.ready()} == {"sha-old"}  # a tag that moved changes nothing by itself
+    with here.database.write() as db:
+        pools.ask_fresh(db, "main")
+    for _ in range(20):
+        here.settle(ticks=1)
+        assert len(here.ready()) >= 2
+    assert {engine.image for engine in here.engines()} == {"sha-new"}
+    assert here.pool_state().repin == 0
+    assert here.events("pool.image")[-1] == "engine:1 is sha-new"
+
+
+def test_a_pool_goes_on_while_its_new_image_is_fetched(core: Callable[..., Core]) -> None:
+    """Report 21: during an hour's download engines that are leased away are replaced, from the image there is."""
+    here = core(main={"min_ready": 2, "max_engines": 6, "allowed_images": ["engine:2"]})
+    here.settle()
+    here.patch(image="engine:2")
+    here.pool.tick()
+    download = here.jobs.waiting.pop()  # it takes an hour
+    here.acquire(2)
+    for _ in range(10):
+        here.pool.look()
+        here.tick()
+        here.clock.pass_s(1)
+    assert [engine.image for engine in here.ready()] == ["engine:1", "engine:1"]
+    download()
+    here.settle(ticks=20)
+    assert {engine.image for engine in here.ready()} == {"engine:2"}
+
+
+def test_a_new_image_that_cannot_be_had_leaves_the_pool_as_it_is(core: Callable[..., Core]) -> None:
+    """Report 20: the pool goes on with what it has, says why once, tries again each minute, and takes the image when it is there."""
+    here = core(main={"min_ready": 1, "max_engines": 4, "allowed_images": ["engine:2"]})
+    here.settle()
+    here.host.images = {"engine:1"}
+    here.patch(image="engine:2")
+    here.settle(ticks=5)
+    pool = here.pool_state()
+    assert (pool.pinned, pool.fault, pool.repin) == ("engine:1", None, 1)
+    assert "engine:2" in (pool.repin_fault or "")
+    here.acquire(2)
+    here.settle(ticks=140)
+    assert len(here.ready()) == 1
+    assert len(here.events("pool.image_failed")) == 1
+    here.host.images = None
+    here.settle(ticks=140)
+    assert {engine.image for engine in here.ready()} == {"engine:2"}
+    assert here.pool_state().repin_fault is None
 
 
 def test_a_reused_engine_of_an_old_image_is_renewed_too(core: Callable[..., Core]) -> None:

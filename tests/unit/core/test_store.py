@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError, InvalidTransition, NotFound, Unavailable
-from orchestrator.model import EngineState, Granted, LeaseState, ProbePassed, Retired
+from orchestrator.model import FETCH, LOOK_UP, EngineState, Granted, LeaseState, ProbePassed, Retired
 from orchestrator.store import database as database_module
 from orchestrator.store import engines, events, inquiries, leases, meta, pools
 from orchestrator.store.database import Changes, Database
@@ -413,6 +413,20 @@ def test_a_pin_for_an_image_the_pool_has_left_is_refused(database: Database) -> 
         pools.update(db, "main", min_ready=1, max_engines=4, image="engine:2", paused=False)
         assert not pools.pin(db, "main", image="engine:1", pinned="sha-1")
         assert pools.get(db, "main", {"main": a_policy()}).pinned is None
+
+
+def test_what_is_asked_for_during_a_look_up_is_not_forgotten(database: Database) -> None:
+    """An upgrade that is asked for while the image's name is being looked up is still to be done afterwards."""
+    policies = {"main": a_policy()}
+    with database.write() as db:
+        pools.pin(db, "main", image="engine:1", pinned="sha-1")
+        pools.update(db, "main", min_ready=1, max_engines=4, image="engine:2", paused=False)
+        assert pools.get(db, "main", policies).repin == LOOK_UP
+        pools.ask_fresh(db, "main")
+        pools.pin(db, "main", image="engine:2", pinned="sha-2", done=LOOK_UP)
+        assert pools.get(db, "main", policies).repin == FETCH
+        pools.pin(db, "main", image="engine:2", pinned="sha-2", done=FETCH)
+        assert pools.get(db, "main", policies).repin == 0
 
 
 def test_a_question_is_answered_once_and_forgotten(database: Database) -> None:
