@@ -121,7 +121,7 @@ class Lane:
         if call.method in _ENDING and gone:
             return Reply(b"")  # an empty message of any type: there is nothing left to close
         if call.method is Method.ENV_INIT:
-            return self.ready and self.generation > call.newer_than
+            return self.ready and self.generation > call.newer_than and self.unwanted is None
         if self.fresh:
             return CallFault(
                 Status.FAILED_PRECONDITION, f"The engine of rank {self.rank} was replaced: call make() again."
