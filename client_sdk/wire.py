@@ -4,7 +4,8 @@ Transport
     One WebSocket (RFC 6455) over TLS carries one lease: ``wss://HOST:8444/v1/leases/LEASE_ID``, header ``Authorization: Bearer RELAY_TOKEN``,
     subprotocol ``cornerman.v1``, WebSocket compression off. A refused handshake answers plain HTTP with one sentence as its body: 401 wrong
     token, 404 unknown lease, 409 the lease waits still, 410 it has ended, 426 another version, 503 the relay is full or stopping.
-    Each engine of the lease is a *lane*, numbered by its rank.
+    Each engine of the lease is a *lane*, numbered by its rank. A plain GET of the same URL with ``/probe`` behind it, and the same token,
+    answers 4 MiB that do not compress, by which a client measures the line.
 
 Frames
     A binary WebSocket message is one or more frames, back to back (answers that are ready together travel together). Text messages are an

@@ -27,6 +27,8 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
     It belongs to one process and to one thread. Made by ``client_sdk.make_vec``.
     """
 
+    copy = True  # as gymnasium's own have it: the arrays that are returned are nobody else's
+
     def __init__(
         self,
         lanes: Lanes,

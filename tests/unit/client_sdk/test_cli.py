@@ -352,6 +352,24 @@ def test_host_commands_are_added(
     assert "release" in shown
 
 
+@pytest.mark.parametrize(
+    ("missing", "cure"), [("diambra.arena", "--no-deps diambra-arena"), ("gymnasium", "[diambra]")]
+)
+def test_tune_without_what_plays_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str, cure: str
+) -> None:
+    """``cornerman tune`` needs DIAMBRA's client; without it, it says how to get that and not the daemon."""
+
+    def ask(**wishes: object) -> None:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(cli, "_ask", ask)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["tune"])
+    assert caught.value.code == 1
+    assert cure in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", cli.HOST_COMMANDS)
 @pytest.mark.parametrize("missing", ["flask", "orchestrator", None])
 def test_host_commands_without_the_extra_say_what_to_install(
