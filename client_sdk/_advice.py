@@ -152,9 +152,9 @@ class Change:
     steps_per_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
-    """What limits a training now, and what to change. ``print`` it; ``small`` is how it would play with small frames."""
+    """What limits a training now, and what to change. Its text says so; ``small`` is how it would play with small frames."""
 
     line: Line
     play: Play
@@ -206,6 +206,9 @@ class Advice:
             "measured_steps_per_s": self.measured,
             "changes": [{"text": change.text, "steps_per_s": change.steps_per_s} for change in self.changes],
         }
+
+    def __repr__(self) -> str:
+        return str(self)  # a notebook's last line shows it
 
     def __str__(self) -> str:
         lines = [

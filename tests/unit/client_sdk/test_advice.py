@@ -131,6 +131,7 @@ def test_nothing_to_gain_is_said_too() -> None:
     advice = Advice(Line(0.0001, 10e9), replace(SMALL, client_s=0.00001), 64, measured=950.0)
     assert advice.changes == ()
     assert "Nothing that could be changed" in str(advice)
+    assert repr(advice) == str(advice)
     assert "(950 were reached just now)" in str(advice)
     assert advice.as_dict()["limit"] == "engine"
     assert "bandwidth not measured" in str(replace(advice, line=Line(0.01)))
