@@ -178,4 +178,56 @@ def doctor(config_file: Path, *, as_json: bool) -> None:
     sys.exit(findings.exit_code(found))
 
 
-commands: list[click.Command] = [init, serve, relay, doctor]
+@click.command()
+@_where
+@click.argument("target", metavar="FILE", type=_FILE)
+def backup(config_file: Path, *, target: Path) -> None:
+    """Write the whole state of this host to FILE, while the daemon runs or not.
+
+    Keys, certificates, tokens, configuration: whoever has the file has the host, so keep it as a secret.
+    """
+    import datetime
+
+    from orchestrator import config
+    from orchestrator.backup import back_up
+    from orchestrator.errors import CornermanError
+
+    try:
+        kept = back_up(config.load(config_file), config_file, target, now=datetime.datetime.now(datetime.timezone.utc))
+    except CornermanError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{target}: Cornerman {kept.version}, schema {kept.schema}. It is a secret.")
+
+
+@click.command()
+@click.option("--dir", "folder", type=_FOLDER, help="The folder given to init, instead of the usual places.")
+@click.option("--replace", is_flag=True, help="Put a state that is there aside.")
+@click.argument("source", metavar="FILE", type=_FILE)
+def restore(folder: Path | None, replace: bool, source: Path) -> None:
+    """Put the state that 'cornerman backup' wrote to FILE in place; the daemon must be stopped.
+
+    Connection strings are valid again, and leases that were live then have a whole TTL to come back. A configuration that is
+    there stays as it is.
+    """
+    import datetime
+
+    from orchestrator import config, setup
+    from orchestrator.backup import restore as run
+    from orchestrator.errors import CornermanError
+    from orchestrator.places import CONFIG_NAME, places
+
+    os.umask(0o077)
+    where, now = places(folder), datetime.datetime.now(datetime.timezone.utc)
+    config_file = where.folder / CONFIG_NAME
+    try:
+        state_dir = config.load(config_file).state_dir if config_file.exists() else where.state_dir
+        kept, aside = run(source, config_file, state_dir, replace=replace, now=now)
+        setup.hand_over_all(config_file, state_dir)
+    except CornermanError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"Restored the state of {kept.made_at} (Cornerman {kept.version}, schema {kept.schema}) to {state_dir}.")
+    if aside is not None:
+        click.echo(f"What was there is in {aside}.")
+
+
+commands: list[click.Command] = [init, serve, relay, doctor, backup, restore]

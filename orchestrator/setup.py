@@ -249,6 +249,16 @@ def _first_tokens(config: Config, now: datetime.datetime) -> tuple[str, str]:
     return connection_string(config, tokens[0]), connection_string(config, tokens[1])
 
 
+def hand_over_all(config_file: Path, state_dir: Path) -> None:
+    """After root put files in place: each belongs to whom init gives it, and nobody else may read it."""
+    user = _service_user()
+    _hand_over(state_dir)
+    if config_file.exists():
+        config_file.chmod(0o640 if user else 0o600)
+        if user:
+            os.chown(config_file, -1, user.pw_gid)
+
+
 def _service_user() -> pwd.struct_passwd | None:
     """Whom the daemon runs as under systemd, when root sets it up and that user exists."""
     if os.geteuid() != 0:
