@@ -30,7 +30,7 @@ readonly services=(cornerman.service cornerman-relay.service)
 readonly started_too=(cornerman-poweroff.path cornerman-prune.timer)
 readonly units=("${services[@]}" "${started_too[@]}" cornerman-poweroff.service cornerman-prune.service)
 readonly disk_mb=4096 own_disk_mb=600
-export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 PIP_DISABLE_PIP_VERSION_CHECK=1
+export DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 LC_ALL=C.UTF-8 PIP_DISABLE_PIP_VERSION_CHECK=1
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 umask 022
 
@@ -164,15 +164,25 @@ install_packages() {
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ $family = apt ]; then
     say "fetching the lists of packages"
-    apt-get update -q -o APT::Update::Error-Mode=any >"$work/packages.log" 2>&1 ||
-      die "the lists of packages cannot be fetched ($(last_line packages)): check the network and run this again"
+    update_lists || die "the lists of packages cannot be fetched ($(last_line packages)): check the network and run this again"
     missing_packages
     say "installing ${missing[*]}"
-    apt-get install -y -q --no-install-recommends "${missing[@]}" >"$work/packages.log" 2>&1 || packages_failed
+    apt-get install -y -q --no-install-recommends -o DPkg::Lock::Timeout=600 "${missing[@]}" >"$work/packages.log" 2>&1 || packages_failed
   else
     say "installing ${missing[*]}"
     dnf install -y -q "${missing[@]}" >"$work/packages.log" 2>&1 || packages_failed
   fi
+}
+
+# A new machine updates itself at its first boot: its lock on the lists is waited for.
+update_lists() {
+  local i
+  for ((i = 0; i < 30; i++)); do
+    apt-get update -q -o APT::Update::Error-Mode=any >"$work/packages.log" 2>&1 && return
+    grep -q 'Could not get lock' "$work/packages.log" || return 1
+    sleep 10
+  done
+  return 1
 }
 
 last_line() { grep -E '^(E:|Err:|Error|ERROR|error)' "$work/$1.log" | tail -n 1 | cut -c1-200 || tail -n 1 "$work/$1.log"; }
@@ -419,7 +429,7 @@ uninstall_host() {
   remove_engines
   for unit in "${units[@]}"; do rm -rf "${unit_dir:?}/$unit" "${unit_dir:?}/$unit.d"; done
   if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
-  rm -rf "$home" "$link" "$sysctl_file" /run/cornerman-install.lock
+  rm -rf "$home" "$link" "$sysctl_file" /run/cornerman-install.lock /var/lib/systemd/timers/stamp-cornerman-prune.timer
   if [ -n "$purge" ]; then rm -rf "$config" "$state"; fi
   if id cornerman >/dev/null 2>&1; then
     # What stays must not belong to a number that the next new user gets.

@@ -22,7 +22,7 @@ def connect(stack: Stack, *, lease_within_s: float) -> str:
     address = _turn_on(stack)
     target = replace(parse(stack.connection_string()), host=address)
     if lease_within_s > 0:
-        _await_leasable(stack, target, within_s=lease_within_s)
+        await_leasable(stack, target, within_s=lease_within_s)
     return target.with_token(target.token.get_secret_value())
 
 
@@ -66,7 +66,8 @@ def _turn_on(stack: Stack) -> str:
         stack.pause(POLL_S)
 
 
-def _await_leasable(stack: Stack, target: Target, *, within_s: float) -> None:
+def await_leasable(stack: Stack, target: Target, *, within_s: float) -> None:
+    """Return when an engine is ready; CloudFault, with the reason, after ``within_s``."""
     began, why = stack.clock(), ""
     session = Session(target)
     with contextlib.closing(session):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import boto3
 import botocore.loaders
 import pytest
 import yaml
 from moto import mock_aws
-from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ssm.models import ssm_backends
 
 from client_sdk._progress import Progress
 from client_sdk.ec2.stack import Stack, template
 
-REGION = "eu-central-1"
+REGION: Final = "eu-central-1"
 PARAMETERS = {
     "AllowedCidr": "203.0.113.7/32",
     "Source": "https://example.org/cornerman.tar.gz",

@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.cloudformation.models import cloudformation_backends
-from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.models import DEFAULT_ACCOUNT_ID
 
 from client_sdk._progress import Progress
 from client_sdk.ec2.faults import CloudFault
@@ -119,8 +119,12 @@ def test_what_fails_leaves_nothing(aws: boto3.Session, reason: str, said: str) -
     assert _left(aws) == {}
 
 
-def test_a_wish_that_aws_refuses_leaves_nothing(aws: boto3.Session, new_stack: NewStack) -> None:
-    """A template that AWS refuses at once, here for an instance type that does not exist, leaves no stack and no secret."""
+@pytest.mark.filterwarnings("ignore:Exception.InvalidInstanceTypeError. with code")
+def test_a_wish_that_aws_refuses_leaves_nothing(
+    aws: boto3.Session, new_stack: NewStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What AWS refuses, here an instance type that does not exist, leaves no stack and no secret."""
+    monkeypatch.setattr("moto.settings.EC2_ENABLE_INSTANCE_TYPE_VALIDATION", True)
     with pytest.raises(CloudFault, match="x9"):
         new_stack().create(
             {**PARAMETERS, "WithCredentials": "yes", "InstanceType": "x9.nothing"}, credentials="a login"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.left_out import leave_out
 from tests.unit.ec2.conftest import read_template
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "ec2.cloudformation.yaml"
@@ -97,3 +99,18 @@ def test_user_data_fits(template: dict[str, Any]) -> None:
     """The user data is below EC2's limit of 16 KB by far, so that long parameters fit in."""
     script = template["Resources"]["Instance"]["Properties"]["UserData"]["Fn::Base64"]["Fn::Sub"]
     assert len(script.encode()) < 12_000
+
+
+def test_shellcheck_finds_nothing(template: dict[str, Any], tmp_path: Path) -> None:
+    """The user data is a script that shellcheck has nothing to say about."""
+    checker = shutil.which("shellcheck")
+    if checker is None:
+        leave_out("there is no shellcheck here")
+    text: str = template["Resources"]["Instance"]["Properties"]["UserData"]["Fn::Base64"]["Fn::Sub"]
+    script = tmp_path / "user-data"
+    # A comparison of two constants is what CloudFormation makes of a parameter, so these stay variables.
+    script.write_text(re.sub(r"'([^'$\n]*)\$\{[A-Za-z:]+\}'", r'"\1$GIVEN"', text).replace("${!", "${"))
+    done = subprocess.run(
+        [checker, "--exclude=SC1003,SC2153,SC2154", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout

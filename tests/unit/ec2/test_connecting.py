@@ -1,0 +1,44 @@
+"""Waiting for a host until it can lease, with a real daemon in the place of the one on EC2."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import boto3
+import pytest
+
+from client_sdk._progress import Progress
+from client_sdk._url import parse
+from client_sdk.ec2 import host
+from client_sdk.ec2.connecting import await_leasable
+from client_sdk.ec2.faults import CloudFault
+from client_sdk.ec2.stack import Stack
+from tests.support.real_daemon import RealDaemon
+from tests.unit.ec2.conftest import PARAMETERS, REGION
+
+pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS..CloudFormation..WaitCondition")
+
+
+def test_it_is_waited_for_until_it_can_lease(aws: boto3.Session, new_daemon: Callable[..., RealDaemon]) -> None:
+    """``connect`` returns when an engine is ready, and says after its time why none is and who may reach the host."""
+    stack = Stack(aws, "cornerman", progress=Progress(quiet=True), pause=lambda _: time.sleep(0.1))
+    stack.create(PARAMETERS)
+    daemon = new_daemon("--runtime", "process", "--min-ready", "1")
+    target = parse(daemon.url)
+    with pytest.raises(CloudFault, match=r"cannot lease after 1 s: .*203\.0\.113\.7/32"):
+        await_leasable(stack, target, within_s=1)
+    daemon.start()
+    await_leasable(stack, target, within_s=60)
+    with daemon.admin() as (_, api):
+        assert any(engine.state.value == "ready" for engine in api.engines())
+
+
+def test_an_empty_folder_of_roms(aws: boto3.Session, tmp_path: Path) -> None:
+    """A folder of ROMs without a file is said on the instance in one sentence."""
+    aws.client("s3").create_bucket(Bucket="my-roms", CreateBucketConfiguration={"LocationConstraint": REGION})
+    with pytest.raises(CloudFault, match="There is no file below s3://my-roms/diambra"):
+        host.roms.callback("s3://my-roms/diambra", tmp_path)  # type: ignore[misc]
+    with pytest.raises(CloudFault, match="NoSuchBucket"):
+        host.roms.callback("s3://nowhere-at-all/diambra", tmp_path)  # type: ignore[misc]
