@@ -13,6 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / ".cache" / "promtool"
 PACKAGE, INSIDE = "prometheus", Path("usr/bin/promtool")
 
+_COMMANDS = (
+    f"apt-get download {PACKAGE} || {{ apt-get update && apt-get download {PACKAGE}; }}",
+    "dpkg-deb -x ./*.deb unpacked",
+)
+
 
 def promtool() -> Path:
     """The program; left out where there is none and none can be fetched."""
@@ -27,8 +32,8 @@ def _fetch() -> None:
     KEPT.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT.parent) as folder:
         try:
-            for command in (("apt-get", "download", PACKAGE), ("sh", "-c", "dpkg-deb -x ./*.deb unpacked")):
-                subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=100)
+            for command in _COMMANDS:
+                subprocess.run(("sh", "-c", command), cwd=folder, check=True, capture_output=True, timeout=100)
         except (OSError, subprocess.SubprocessError) as error:
             leave_out(f"promtool is not installed, and Debian's package {PACKAGE} cannot be fetched ({error})")
         (Path(folder) / "unpacked" / INSIDE).rename(KEPT)

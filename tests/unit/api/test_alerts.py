@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +16,6 @@ from orchestrator import certificate_note, metrics, tls
 from orchestrator.model import EngineState
 from orchestrator.store import idle_stop, meta
 from tests.support.api import Desk, House
-from tests.support.promtool import promtool
 
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "deploy" / "alerts.yml"
@@ -134,75 +131,3 @@ def test_the_queue_is_measured_by_its_head(house: House, ann: Desk, reader: Desk
     assert 'oldest_wait_seconds{pool="main"} 40.0' in reader.send("GET", "/metrics").get_data(as_text=True)
     ann.command("DELETE", f"/v1/leases/{lease.id}")
     assert 'oldest_wait_seconds{pool="main"} 0.0' in reader.send("GET", "/metrics").get_data(as_text=True)
-
-
-# ---------------------------------------------------------------- Prometheus' own opinion
-
-
-def _promtool(*arguments: str | Path, text: str | None = None) -> str:
-    done = subprocess.run([promtool(), *arguments], input=text, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def test_promtool_accepts_metrics_and_rules(text: str) -> None:
-    """Prometheus' linter has nothing to say against the names, and its parser takes every rule."""
-    assert _promtool("check", "metrics", text=text) == ""
-    assert f"{len(_rules())} rules found" in _promtool("check", "rules", RULES)
-
-
-def test_alerts_come_when_they_should_and_only_then(tmp_path: Path) -> None:
-    """A full pool is no missing reserve; one that has room and nothing ready is; a first death does not wake anybody."""
-
-    def series(name: str, values: str, **labels: str) -> dict[str, str]:
-        inner = ",".join(f'{key}="{value}"' for key, value in {"instance": "h", "job": "cornerman", **labels}.items())
-        return {"series": f"{name}{{{inner}}}", "values": values}
-
-    def pool(name: str, *, ready: int, leased: int) -> list[dict[str, str]]:
-        return [
-            series("cornerman_engines", f"{ready}x60", pool=name, state="ready"),
-            series("cornerman_engines", f"{leased}x60", pool=name, state="leased"),
-            series("cornerman_pool_min_ready", "2x60", pool=name),
-            series("cornerman_pool_max_engines", "8x60", pool=name),
-            series("cornerman_pool_paused", "0x60", pool=name),
-        ]
-
-    def fires(alert: str, at: str, *labels: dict[str, str]) -> dict[str, Any]:
-        rule = next(rule for rule in _rules() if rule["alert"] == alert)
-        wanted = [
-            {
-                "exp_labels": {"instance": "h", **rule["labels"], **one},
-                "exp_annotations": {"summary": _filled(rule["annotations"]["summary"], {"instance": "h", **one})},
-            }
-            for one in labels
-        ]
-        return {"eval_time": at, "alertname": alert, "exp_alerts": wanted}
-
-    test = {
-        "interval": "1m",
-        "input_series": [
-            *pool("full", ready=0, leased=8),
-            *pool("empty", ready=0, leased=3),
-            *pool("well", ready=2, leased=3),
-            series("cornerman_pool_degraded", "0x60", pool="well"),
-            series("cornerman_pool_degraded", "0x5 1x60", pool="broken"),
-            series("cornerman_events_total", "0x5 1x60", pool="well", kind="engine.failed"),
-            series("up", "1x60"),
-        ],
-        "alert_rule_test": [
-            fires("CornermanNoneReady", "5m"),
-            fires("CornermanNoneReady", "15m", {"pool": "empty", "state": "ready", "job": "cornerman"}),
-            fires("CornermanPoolFull", "40m", {"pool": "full"}),
-            fires("CornermanPoolDegraded", "8m"),
-            fires("CornermanPoolDegraded", "20m", {"pool": "broken", "job": "cornerman"}),
-            fires("CornermanEnginesDie", "20m"),
-            fires("CornermanDown", "30m"),
-        ],
-    }
-    file = tmp_path / "test.json"  # JSON is YAML
-    file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
-    assert "SUCCESS" in _promtool("test", "rules", file)
-
-
-def _filled(summary: str, labels: Mapping[str, str]) -> str:
-    return re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], summary)
