@@ -21,7 +21,8 @@ from benchmarks._report import print_table, write_results
 from benchmarks._wan_rig import Point, rig
 from benchmarks.wan import BUSY_PERCENT
 from client_sdk import make_vec
-from client_sdk._advice import SMALL, Advice, batch, enough_groups, in_groups
+from client_sdk._advice import Advice
+from client_sdk._advice_model import SMALL, batch, enough_groups, in_groups
 from client_sdk._tune import WatchedLanes, line_speed, measured
 
 FULL = (0, 0, 0)

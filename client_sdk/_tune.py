@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from client_sdk._advice import SMALL, Advice, Line, Play, explained, shrinks
+from client_sdk._advice import Advice
+from client_sdk._advice_model import SMALL, Line, Play, explained, shrinks
 from client_sdk._errors import WrongArgument
 from client_sdk._relay import route_to
 from client_sdk._speed import bit_per_s

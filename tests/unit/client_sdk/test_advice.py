@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_sdk._advice import Advice, Line, Play, batch, enough_envs, enough_groups, explained, in_groups, shrinks
+from client_sdk._advice import Advice
+from client_sdk._advice_model import (
+    Line,
+    Play,
+    batch,
+    enough_envs,
+    enough_groups,
+    explained,
+    in_groups,
+    shrinks,
+)
 from client_sdk._speed import rate_of
 
 FAR = Line(round_trip_s=0.030, bit_per_s=100e6)
