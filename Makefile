@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help setup demo test test-long bench check format clean
+.PHONY: help setup demo test test-long bench check release format clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -23,6 +23,9 @@ bench: setup ## run every benchmark, then write docs/benchmarks.md from the resu
 check: setup ## style, types, import contracts, unit tests
 	@scripts/check
 	@.venv/bin/python -m pytest tests/unit -m "not long and not sb3"
+
+release: setup ## build the wheel into dist/, when code, changelog, tag and migrations agree
+	@scripts/release
 
 format: setup ## put the code into its standard form
 	@.venv/bin/ruff check --fix --quiet .
