@@ -117,7 +117,7 @@ def up(
 ) -> None:
     """Make a host, or turn it on, and print its connection string when it can lease.
 
-    The string alone goes to standard output. When it fails nothing is left that costs money.
+    The string alone goes to standard output. When the host cannot be made, nothing is left that costs money.
     """
     state = stack.state()
     if state is not None and state not in WELL:
@@ -140,7 +140,13 @@ def up(
         stack.create(parameters, credentials=secret)
     else:
         stack.progress.tell(f"The host {stack.name} is there already; it is left as it is, and turned on.")
-    click.echo(connect_to(stack, lease_within_s=lease_within_s))
+    try:
+        url = connect_to(stack, lease_within_s=lease_within_s)
+    except CloudFault as fault:
+        raise CloudFault(
+            f"{fault} The host is there and is kept, so that you can look at it; `cornerman ec2 down` removes it."
+        ) from fault
+    click.echo(url)
 
 
 @ec2.command()

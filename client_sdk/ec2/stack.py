@@ -267,7 +267,8 @@ class Stack:
             yield
         except BaseException as fault:
             if not self._began:  # nothing was made, and what there is under that name is not ours
-                self._forget()
+                if self.state() is None:
+                    self._forget()
                 raise
             self.progress.tell("Removing what was made, which takes a few minutes.")
             try:

@@ -133,7 +133,7 @@ def test_the_power_off_is_asked_for_by_a_file_of_the_daemon_alone() -> None:
     """Only the daemon's unit has the folder in which the file is watched for, closed to everybody else."""
     daemon, relay = _read(DAEMON), _read(RELAY)
     assert (daemon["RuntimeDirectory"], daemon["RuntimeDirectoryMode"]) == ("cornerman", "0700")
-    assert (relay.get("RuntimeDirectory", ""), relay["ProtectSystem"]) == ("", "strict")
+    assert (relay.get("RuntimeDirectory", ""), relay["ReadOnlyPaths"]) == ("", "/run")
     watched = _read(WATCHER, "Path")
     assert (watched["PathExists"], watched["Unit"]) == (POWEROFF_COMMAND.removeprefix("touch "), POWEROFF)
     assert _read(POWEROFF, "Unit")["SuccessAction"] == "poweroff"

@@ -211,7 +211,7 @@ mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs tmpfs tmp
 mkdir -p run/lock
 {binds}
-exec unshare --cgroup sh -euc 'mount -t cgroup2 cgroup2 sys/fs/cgroup; exec chroot . env -i container=test PATH={_PATH} /sbin/init --log-target=console --show-status=0'
+exec unshare --cgroup sh -euc 'mount -t cgroup2 cgroup2 sys/fs/cgroup; exec chroot . env -i container=test PATH={_PATH} /sbin/init'
 """
 
     def run(
