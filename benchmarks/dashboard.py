@@ -159,12 +159,8 @@ class Players:
         self._thread.start()
 
     def _go(self) -> None:
-        pause_s = PACE_S / len(self._others)
-        while not self._stop.is_set():
-            for call in self._others:
-                if self._stop.wait(pause_s):
-                    return
-                self._lanes.call(*call)
+        while not self._stop.wait(PACE_S):
+            self._lanes.wait(self._lanes.begin(self._others))
 
     def steps_ms(self, seconds: float) -> list[float]:
         """Milliseconds of each step of the first engine in that time."""

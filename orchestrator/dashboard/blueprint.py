@@ -177,9 +177,9 @@ def _live(blueprint: Blueprint, dashboard: Dashboard) -> None:
         asked = dict(_asked(one) for one in request.args.getlist("e")[:MOST_PICTURES])
         with services.database.read() as db:
             seen = engine.seen_by(db, g.caller, list(asked))
-        width = None if "full" in request.args else pictures.WIDTHS["large" in request.args]
         wanted = {engine_id: mark for engine_id, mark in asked.items() if engine_id in seen}
-        return _json(pictures.ask(services.config.state_dir, wanted, width=width))
+        width = None if "full" in request.args else pictures.width(len(wanted), large="large" in request.args)
+        return Response(pictures.ask(services.config.state_dir, wanted, width=width), mimetype="application/json")
 
 
 def _asked(text: str) -> tuple[str, str]:

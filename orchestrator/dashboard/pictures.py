@@ -6,20 +6,28 @@ import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from orchestrator import local_socket
 
 WITHIN_S = 3.0
 RETRY_S = 3.0
-WIDTHS = {False: 160, True: 240}
-"""Pixels that a picture on the wall is wide, and where there is room for larger ones."""
+LARGE, MEDIUM, SMALL = 240, 160, 128
+"""Pixels that a picture on the wall is wide: where there are few, in between, and when there are many."""
+MANY = 16
 
 
-def ask(state_dir: Path, engines: Mapping[str, str], *, width: int | None) -> dict[str, Any]:
-    """Pictures of those of ``engines`` (id: mark last seen) that have changed; of a relay that is not there, only when to ask again."""
+def width(count: int, *, large: bool) -> int:
+    """How wide to draw so many pictures; ``large``: there is room for it."""
+    return SMALL if count > MANY else LARGE if large else MEDIUM
+
+
+def ask(state_dir: Path, engines: Mapping[str, str], *, width: int | None) -> bytes:
+    """JSON with pictures of those of ``engines`` (id: mark last seen) that have changed, as the relay wrote it.
+
+    Of a relay that is not there: when to ask again, and why there is nothing.
+    """
     if not engines:
-        return {"pictures": {}, "wait_s": RETRY_S}
+        return _nothing()
     question = json.dumps({"engines": dict(engines), "width": width}).encode() + b"\n"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -28,7 +36,12 @@ def ask(state_dir: Path, engines: Mapping[str, str], *, width: int | None) -> di
                 line.connect(path)
             line.sendall(question)
             with line.makefile("rb") as answer:
-                found: dict[str, Any] = json.loads(answer.readline())
-                return found
-    except (OSError, ValueError):
-        return {"pictures": {}, "wait_s": RETRY_S, "why": "The relay does not answer, so there are no pictures."}
+                found = answer.readline()
+    except OSError:
+        found = b""
+    whole = found.endswith(b"\n")
+    return found if whole else _nothing(why="The relay does not answer, so there are no pictures.")
+
+
+def _nothing(**more: str) -> bytes:
+    return json.dumps({"pictures": {}, "wait_s": RETRY_S, **more}).encode()

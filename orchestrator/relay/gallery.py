@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 SHARE = 0.025  # of one core, for all pictures together
 BURST_S = 0.02
 SOONEST_S, LATEST_S = 0.25, 5.0
+EACH_S = 1 / 64  # asking costs too: 32 engines are shown twice a second at most
 MOST_ENGINES = 64
 ASK_WITHIN_S = 10.0
 MOST_ASKED = 64 * 1024
@@ -45,12 +46,12 @@ class Allowance:
         self._monotonic = monotonic
         self._left_s, self._at = BURST_S, monotonic()
 
-    def spend(self, cost_s: float) -> float:
-        """Take ``cost_s`` from it; how long to wait until it is made up for."""
+    def spend(self, cost_s: float, *, engines: int = 1) -> float:
+        """Take ``cost_s`` from it; how long to wait until it is made up for, and not too soon for so many ``engines``."""
         now = self._monotonic()
         self._left_s = min(BURST_S, self._left_s + (now - self._at) * SHARE) - cost_s
         self._at = now
-        return min(LATEST_S, max(SOONEST_S, -self._left_s / SHARE))
+        return min(LATEST_S, max(SOONEST_S, engines * EACH_S, -self._left_s / SHARE))
 
 
 class Gallery:
@@ -109,7 +110,7 @@ class Gallery:
                 if lane is not None:
                     self._known[engine_id, width] = known
             pictures[engine_id] = known
-        return {"pictures": pictures, "wait_s": round(self._allowance.spend(cost_s), 3)}
+        return {"pictures": pictures, "wait_s": round(self._allowance.spend(cost_s, engines=len(engines)), 3)}
 
     def _forget(self, lanes: Mapping[str, Lane]) -> None:
         gone = [key for key in self._known if key[0] not in lanes]
