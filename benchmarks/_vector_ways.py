@@ -102,7 +102,14 @@ def _stock(address: str, rank: int, frame_shape: tuple[int, int, int], step_rati
     """An environment of DIAMBRA's client, made in the worker that plays it."""
     own = settings(frame_shape, step_ratio)
     own.env_address, own.rank = address, rank
-    return DiambraGym1P(own)
+    return _Headless(own)
+
+
+class _Headless(DiambraGym1P):  # type: ignore[misc]
+    """DIAMBRA's environment, whose close() would ask a headless OpenCV to close windows."""
+
+    def close(self) -> None:
+        self.arena_engine.close()
 
 
 def _makers(addresses: Sequence[str], frame_shape: tuple[int, int, int], step_ratio: int) -> list[Callable[[], Any]]:

@@ -116,19 +116,26 @@ def _in_groups(vec: Any, seconds: float, *, at_least: int) -> float:
 
 
 def compare(lanes: WatchedLanes, point: Point, speed: float | None, *, turns: int, seconds: float) -> list[Compared]:
-    """Advice and what comes of it, in turn."""
+    """Advice and what comes of it, in turn; a turn is held against the advice before and after it, so that both see the same machine."""
     ways = {name: Compared(f"{point}: {name}") for name in (TOGETHER_FULL, TOGETHER_SMALL, GROUPS)}
     full, small = settings(FULL, point.step_ratio), settings(SMALL, point.step_ratio)
+
+    def advise() -> Advice:
+        return measured(lanes, "doapp", full, speed=speed, seconds=seconds)
+
+    before = advise()
     for _ in range(turns):
-        advice = measured(lanes, "doapp", full, speed=speed, seconds=seconds)
-        assert advice.small is not None
-        groups = enough_groups(advice.line, advice.small, envs=advice.envs)
+        assert before.small is not None
+        groups = enough_groups(before.line, before.small, envs=before.envs)
         for name, played, count in ((TOGETHER_FULL, full, 1), (TOGETHER_SMALL, small, 1), (GROUPS, small, groups)):
             psutil.cpu_percent()
             ways[name].reached.append(reached(lanes, played, seconds=seconds, groups=count))
             ways[name].busy.append(psutil.cpu_percent())
-            ways[name].predicted.append(predictions(advice)[name])
-        print(f"\n{point}\n{advice}", flush=True)
+        after = advise()
+        for name, way in ways.items():
+            way.predicted.append((predictions(before)[name] + predictions(after)[name]) / 2)
+        before = after
+    print(f"\n{point}\n{before}", flush=True)
     return list(ways.values())
 
 

@@ -25,7 +25,6 @@ if importlib.util.find_spec("stable_baselines3") is None:
     python = root / ".venv-sb3" / "bin" / "python"
     os.execv(python, [str(python), "-m", "benchmarks.vector", *sys.argv[1:]])
 
-from benchmarks import _vector_ppo
 from benchmarks._host import host
 from benchmarks._report import print_table, write_results
 from benchmarks._vector_ways import async_way, gymnasium_way, sb3_way, sync_way, vector
@@ -250,6 +249,8 @@ def others(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
 
 def ppo(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
     """A training over the line beside the same one without distance."""
+    from benchmarks import _vector_ppo  # with PyTorch, which no worker of the others needs
+
     found = dict[str, _vector_ppo.Training]()
     for name, point in {"without distance": Point(0.0, 1e9, 6, turns=1), "over the line": LINE[6]}.items():
         with rig(ENVS, canned="0") as end, Lanes.of(end.lease(ENVS, via="direct")) as lanes:
