@@ -141,7 +141,7 @@ def compare(lanes: WatchedLanes, point: Point, speed: float | None, *, turns: in
 
 HEAD = ("", "predicted", "reached", "off by", "cores %")
 NOTE = (
-    "{envs} environments of doapp; advice from {seconds:g} s of play with full and as much with small frames, then the vector environment "
+    "{envs} environments of doapp; advice from {seconds:g} s of play with full and as much with small frames, before and after the vector environment "
     "played as long; medians of all turns. A star marks ways that kept the cores busy above "
     f"{BUSY_PERCENT:.0f} %: notebook, line and host share one machine here."
 )
