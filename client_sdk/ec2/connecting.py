@@ -55,7 +55,7 @@ def _turn_on(stack: Stack) -> str:
             stack.progress.done()
             return view.address
         if view.power == "stopped" and not told:
-            stack.start(view.instance)
+            stack.machines.start(view.instance)
             told = True
         if stack.clock() - began > ON_WITHIN_S:
             raise CloudFault(

@@ -13,10 +13,10 @@ from typing import Any
 from client_sdk._errors import CornermanError
 from client_sdk._progress import Progress
 from client_sdk.ec2.faults import CloudFault, in_words, plainly
+from client_sdk.ec2.machines import TAG, Machines
 
 POLL_S = 4.0
 MADE_WITHIN_S, GONE_WITHIN_S = 2400.0, 1200.0
-TAG = "cornerman-stack"
 GONE = ("DELETE_COMPLETE",)
 WELL = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE")
 _CREATED = (
@@ -85,7 +85,7 @@ class Stack:
         self._began = ""  # the id of the stack that this run makes
         with plainly():
             self._formation = session.client("cloudformation")
-            self._ec2 = session.client("ec2")
+            self.machines = Machines(session.client("ec2"), name)
             self._ssm = session.client("ssm")
             self._sts = session.client("sts")
             self.region = str(self._formation.meta.region_name)
@@ -127,9 +127,8 @@ class Stack:
     def delete(self) -> None:
         """Take everything away: machine, disk, addresses, role, parameters and a spot request that would bring it back."""
         found = self._describe(self.name)
-        with plainly():
-            addresses = self._addresses()
-        self._sweep()
+        addresses = self.machines.addresses()
+        self.machines.sweep()
         if found is not None:
             with plainly():
                 self._formation.delete_stack(StackName=found["StackId"])
@@ -139,8 +138,8 @@ class Stack:
                     f"Not everything could be removed: {self._why(found['StackId'])} Remove that in the AWS console, then "
                     "run `cornerman ec2 down` again."
                 )
-        self._sweep()
-        self._release(addresses)
+        self.machines.sweep()
+        self.machines.release(addresses)
         self._forget()
 
     def view(self) -> View | None:
@@ -156,7 +155,8 @@ class Stack:
             fixed_address=given.get("FixedAddress") == "yes",
             spot=given.get("Spot") == "yes",
         )
-        machine = self._machine(found)
+        outputs = {item["OutputKey"]: item["OutputValue"] for item in found.get("Outputs", [])}
+        machine = self.machines.find(outputs.get("InstanceId"))
         if machine is None:
             return view
         return View(
@@ -170,11 +170,6 @@ class Stack:
             allowed=view.allowed,
             fixed_address=view.fixed_address,
         )
-
-    def start(self, instance: str) -> None:
-        """Turn the machine on."""
-        with plainly():
-            self._ec2.start_instances(InstanceIds=[instance])
 
     def connection_string(self) -> str:
         """What the host has published; a secret."""
@@ -199,61 +194,6 @@ class Stack:
                     return None
                 raise
         return found
-
-    def _machine(self, found: Mapping[str, Any]) -> dict[str, Any] | None:
-        outputs = {item["OutputKey"]: item["OutputValue"] for item in found.get("Outputs", [])}
-        instance = outputs.get("InstanceId")
-        with plainly():
-            if instance is None:
-                return next(iter(self._tagged()), None)
-            try:
-                for group in self._ec2.describe_instances(InstanceIds=[instance])["Reservations"]:
-                    return dict(group["Instances"][0])
-            except self._ec2.exceptions.ClientError as fault:
-                if not fault.response["Error"]["Code"].startswith("InvalidInstanceID"):
-                    raise
-        return None
-
-    def _tagged(self) -> Iterator[dict[str, Any]]:
-        """Machines of this stack that are not gone."""
-        wanted = [
-            {"Name": f"tag:{TAG}", "Values": [self.name]},
-            {"Name": "instance-state-name", "Values": ["pending", "running", "stopping", "stopped"]},
-        ]
-        for page in self._ec2.get_paginator("describe_instances").paginate(Filters=wanted):
-            for group in page["Reservations"]:
-                yield from group["Instances"]
-
-    def _sweep(self) -> None:
-        """End spot requests first, because a persistent one makes a new machine for each that is terminated."""
-        with plainly():
-            asked = self._ec2.describe_spot_instance_requests(Filters=[{"Name": f"tag:{TAG}", "Values": [self.name]}])
-            open_ones = [
-                one["SpotInstanceRequestId"]
-                for one in asked["SpotInstanceRequests"]
-                if one["State"] in ("open", "active", "disabled")
-            ]
-            if open_ones:
-                self._ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=open_ones)
-            machines = [machine["InstanceId"] for machine in self._tagged()]
-            if machines:
-                self._ec2.terminate_instances(InstanceIds=machines)
-
-    def _addresses(self) -> set[str]:
-        """Fixed addresses of this stack's machines."""
-        machines = [machine["InstanceId"] for machine in self._tagged()]
-        return {
-            address["AllocationId"]
-            for address in self._ec2.describe_addresses()["Addresses"]
-            if address.get("InstanceId") in machines and address.get("AllocationId")
-        }
-
-    def _release(self, addresses: set[str]) -> None:
-        """A fixed address that outlived its stack would go on costing money."""
-        with plainly():
-            for address in self._ec2.describe_addresses()["Addresses"]:
-                if address.get("AllocationId") in addresses:
-                    self._ec2.release_address(AllocationId=address["AllocationId"])
 
     def _forget(self) -> None:
         with plainly():
