@@ -18,7 +18,6 @@ from pathlib import Path
 import structlog
 
 from client_sdk._version import __version__
-from client_sdk.models import EngineState
 from orchestrator import certificate_note, logs, tls
 from orchestrator import config as configuration
 from orchestrator.children import Child, Listens, PortTaken, claim
@@ -34,7 +33,8 @@ from orchestrator.policies import policies
 from orchestrator.pool import PoolService
 from orchestrator.probes import GrpcProbe
 from orchestrator.relay_token import ensure_secret
-from orchestrator.store import engines, meta, pools
+from orchestrator.status_line import status_line
+from orchestrator.store import meta
 from orchestrator.store.database import Database
 from orchestrator.wakeups import Wakeups
 
@@ -304,23 +304,9 @@ class Daemon:
 
     def _tell_status(self, database: Database) -> None:
         try:
-            self._notifier.status(status_line(database, self._config))
+            self._notifier.status(status_line(database, self._config, time.time()))
         except CornermanError as error:
             self._notifier.status(str(error))
-
-
-def status_line(database: Database, config: Config) -> str:
-    """What ``systemctl status`` shows: each pool's engines, and what is wrong."""
-    by_pool = policies(config)
-    with database.read() as db:
-        live, fault = engines.live(db), meta.get(db, "host_fault")
-        parts = []
-        for pool in pools.all_of(db, by_pool):
-            states = [engine.state for engine in live if engine.pool == pool.name]
-            counts = [f"{states.count(state)} {state.value}" for state in EngineState if state in states]
-            trouble = f" (degraded: {pool.fault})" if pool.fault else ""
-            parts.append(f"{pool.name}: {', '.join(counts) or 'no engines'}{trouble}")
-    return "; ".join([*([fault] if fault else []), *parts])
 
 
 def _in_url(host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +17,18 @@ from orchestrator.doctor.gathering import network as gather_network
 from orchestrator.doctor.gathering import service as gather_service
 from orchestrator.errors import ConfigError
 
+_AS_ROOT = "sudo cornerman doctor"
+
 
 def examine(config_file: Path) -> list[Finding]:
     """Everything that can be found out; a configuration that cannot be used is the only finding, because all else hangs on it."""
     try:
         config = configuration.load(config_file)
     except ConfigError as error:
-        return [fault("config", str(error), f"cornerman init, or edit {config_file}")]
+        cure = f"{os.environ.get('EDITOR', 'nano')} {config_file}" if config_file.is_file() else "cornerman init"
+        return [fault("config", str(error), cure if os.access(config_file.parent, os.X_OK) else _AS_ROOT)]
+    except OSError as error:
+        return [fault("config", f"{config_file} cannot be looked at ({error.strerror}).", _AS_ROOT)]
     return [ok("config", f"{config_file} is usable."), *_findings(config, config_file)]
 
 

@@ -18,6 +18,7 @@ from orchestrator.idle import AGAIN_S, Idle, Seen, Step, after_command, decide, 
 from orchestrator.idle_settings import POWEROFF_COMMAND, IdleConfig
 from orchestrator.idle_watch import IdleWatch, run_command, see
 from orchestrator.model import LeaseState
+from orchestrator.status_line import status_line
 from orchestrator.store import events, idle_stop, leases, pools
 from orchestrator.store.database import Database
 from tests.support.core import START, Clock, a_lease
@@ -193,6 +194,16 @@ def test_the_stop_is_shown_announced_and_carried_out(host: Host) -> None:
     host.pass_s(6 * 60)
     assert host.ran == [("stop", "this machine")]
     assert host.told() == ["host.idle_announced", "host.idle_stopping"]
+
+
+def test_systemctl_shows_an_announced_stop(host: Host, tmp_path: Path) -> None:
+    """Whoever looks at the unit of an unused host sees when it goes."""
+    config = build({"state_dir": str(tmp_path), "pools": {"main": {"runtime": "fake", "image": "engine:1"}}})
+    host.pass_s(60)
+    assert status_line(host.database, config, host.clock.now()) == "main: no engines"
+    host.pass_s(40 * 60)
+    line = status_line(host.database, config, host.clock.now())
+    assert line == "main: no engines; nobody leases, it stops in 4 min"
 
 
 def test_a_lease_calls_the_stop_off(host: Host) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.config import Config, build
 from orchestrator.doctor import files, roms
+from orchestrator.doctor.examine import examine
 from orchestrator.doctor.findings import Finding, Level
 from orchestrator.doctor.gathering import files as gathering
 from orchestrator.doctor.roms import RomList
@@ -34,6 +35,21 @@ def _roms(folder: Path, listed: RomList = LISTED) -> list[Finding]:
 def _only(found: list[Finding]) -> Finding:
     (finding,) = found
     return finding
+
+
+def test_who_may_not_look_is_told_to_be_root(tmp_path: Path) -> None:
+    """Somebody else's configuration is no traceback and no advice to set up anew."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    folder.chmod(0)
+    before = os.geteuid()
+    os.seteuid(65534 if before == 0 else before)
+    try:
+        found = _only(examine(folder / "cornerman.toml"))
+    finally:
+        os.seteuid(before)
+        folder.chmod(0o700)
+    assert (found.level, found.cure) == (Level.FAULT, "sudo cornerman doctor")
 
 
 # ---------------------------------------------------------------- credentials
