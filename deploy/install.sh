@@ -410,12 +410,12 @@ print(sqlite3.connect(sys.argv[1]).execute("SELECT value FROM meta WHERE key = ?
 }
 
 remove_engines() {
-  local engines=() networks=() ours
+  local engines=() ours
   { docker_answers && ours=$(instance); } || return 0
   mapfile -t engines < <(docker ps -aq --filter "label=cornerman.instance=$ours")
   [ ${#engines[@]} -eq 0 ] || docker rm -f "${engines[@]}" >/dev/null || true
-  mapfile -t networks < <(docker network ls -q --filter name='^cornerman$')
-  [ ${#networks[@]} -eq 0 ] || docker network rm "${networks[@]}" >/dev/null 2>&1 || true
+  # The network is that of all daemons on this Docker.
+  [ -n "$(docker ps -aq --filter label=cornerman.instance)" ] || docker network rm cornerman >/dev/null 2>&1 || true
 }
 
 uninstall_host() {
