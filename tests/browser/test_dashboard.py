@@ -252,7 +252,7 @@ def test_a_session_that_runs_out_leads_to_the_login(host: RealDaemon, browser: B
             [{"name": "__Host-cornerman", "value": sessions.write(session), "url": address(host), "secure": True}]
         )
         page.goto("/")
-        expect(page.locator("#link")).to_have_text("Live")
+        expect(page.get_by_role("button", name="Log out")).to_be_visible()
         expect(page.get_by_role("alert")).to_contain_text("Your session has ended", timeout=HEALS_MS)
         shoot(page, "session-ended")
 
