@@ -28,16 +28,21 @@ def units(config_file: Path) -> tuple[UnitFacts, ...] | None:
 
 
 def _unit(systemctl: str, name: str) -> UnitFacts:
-    shown: dict[str, str] = {}
+    text = ""
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            [systemctl, "show", name, f"--property={','.join(_PROPERTIES)}"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-        shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        done = subprocess.run([systemctl, *show(name)], capture_output=True, text=True, timeout=10, check=False)
+        text = done.stdout
+    return parse_unit(name, text)
+
+
+def show(name: str) -> tuple[str, ...]:
+    """What systemctl is asked for a unit."""
+    return "show", name, f"--property={','.join(_PROPERTIES)}"
+
+
+def parse_unit(name: str, text: str) -> UnitFacts:
+    """What systemctl answered; "unknown" where it did not."""
+    shown = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     return UnitFacts(
         name=name,
         load=shown.get("LoadState", "unknown"),
