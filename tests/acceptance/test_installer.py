@@ -157,9 +157,11 @@ def test_every_distribution(name: str) -> None:
     """With the distribution's own Docker and Python: a refused set-up and a killed run leave no obstacle, then it runs, twice, and goes."""
     port = free_port()
     choices = ("--port", str(port), "--relay-port", str(free_port()), "--public-host", "127.0.0.1")
+    choices += ("--credentials", "/root/diambra")
     with roots.machine(roots.base(name), binds={"/mnt": str(ROOT), **roots.pip_cache()}) as machine:
         machine.boot()
         machine.write("/etc/docker/daemon.json", QUIET_DOCKER)
+        machine.write("/root/diambra", "a login", mode=0o600)
         environ = roots.pip_environment()
 
         refused = machine.run(
@@ -185,6 +187,8 @@ def test_every_distribution(name: str) -> None:
         done = machine.run(SCRIPT, "--", *choices, timeout_s=600, environ=environ)
         assert re.fullmatch(rf"cornerman://\S+@127\.0\.0\.1:{port}\?ca=sha256:[0-9a-f]{{64}}\n", done.stdout)
         assert len(machine.run("ls", "/opt/cornerman/releases").stdout.split()) == 1
+        about = machine.run("stat", "-c", "%a %U %G", "/etc/cornerman/diambra-credentials").stdout.strip()
+        assert about == "640 root cornerman"
         assert machine.run("docker", "info", "--format", "{{.ServerVersion}}").stdout.strip()
         for unit in ("cornerman.service", "cornerman-relay.service"):
             assert machine.run("systemctl", "is-active", unit).stdout.strip() == "active"

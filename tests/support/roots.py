@@ -112,6 +112,9 @@ def _prepare(tree: Path) -> None:
     )
     script = f"cd {tree}; {mounts}; exec chroot . env -i PATH={_PATH} DEBIAN_FRONTEND=noninteractive sh -c '{install}'"
     _run("unshare", "--mount", "sh", "-ec", script, timeout_s=400)
+    # Ubuntu's systemd brings a resolver that knows no server here.
+    (tree / "etc/systemd/system/systemd-resolved.service").symlink_to("/dev/null")
+    adopt_network(tree)
 
 
 def adopt_network(tree: Path) -> None:
