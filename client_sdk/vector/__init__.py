@@ -13,6 +13,14 @@ truncates the episode of its environment (``infos["engine_replaced"]``), which g
 
 from __future__ import annotations
 
+try:
+    import greenlet  # noqa: F401
+    from diambra.arena import EnvironmentSettings  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"The vector environment needs DIAMBRA's client and what the extra 'diambra' installs ({error}): see the README's first lines."
+    ) from error
+
 from client_sdk.vector._batching import AutoresetMode
 from client_sdk.vector._making import make_parallel, make_vec
 from client_sdk.vector._vector_env import LaneVectorEnv

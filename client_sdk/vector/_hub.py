@@ -11,8 +11,9 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from client_sdk.lanes import Lanes, Pending, Reply
-from client_sdk.wire import Method
+from client_sdk._errors import CornermanError
+from client_sdk.lanes import CallFault, Lanes, Pending, Reply
+from client_sdk.wire import Method, Status
 
 Job = Callable[[], Any]
 
@@ -37,8 +38,13 @@ class Task:
 
     def go_on(self) -> None:
         """Let it run until it waits for an engine or is done."""
+        try:
+            self._greenlet.parent = getcurrent()
+        except ValueError as elsewhere:
+            raise CornermanError(
+                "A vector environment belongs to one thread: recv() what was sent in the thread that sent it."
+            ) from elsewhere
         pending, self.awaited = self.awaited, None
-        self._greenlet.parent = getcurrent()
         self._greenlet.switch(pending)
 
     def _run(self, _: object) -> None:
@@ -130,6 +136,15 @@ class Hub:
         asked, self._asked = self._asked, []
         if not asked:
             return
-        begun = self.lanes.begin((rank, method, request) for _, rank, method, request in asked)
+        try:
+            begun = self.lanes.begin((rank, method, request) for _, rank, method, request in asked)
+        except CornermanError as closed:  # tasks have to hear of it, or they would wait for ever
+            begun = [_refused(rank, method, str(closed)) for _, rank, method, _ in asked]
         for (task, *_), pending in zip(asked, begun, strict=True):
             task.awaited = pending
+
+
+def _refused(rank: int, method: Method, text: str) -> Pending:
+    pending = Pending(rank, method)
+    pending.outcome = CallFault(Status.UNAVAILABLE, text)
+    return pending

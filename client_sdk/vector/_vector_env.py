@@ -213,6 +213,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
     def _begin_resets(
         self, indices: list[int], seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> None:
+        self._check_open()
         if seed is None:
             seeds: list[int | None] = [None] * self.num_envs
         elif isinstance(seed, (int, np.integer)):
@@ -225,6 +226,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         self._crew.resets({index: seeds[index] for index in indices}, options)
 
     def _begin_steps(self, indices: Sequence[int], actions: Sequence[Any]) -> None:
+        self._check_open()
         if len(actions) != len(indices):
             raise WrongArgument(f"There are {len(actions)} actions for {len(indices)} environments: give one for each.")
         over = [index for index in indices if self._over[index]]
@@ -235,6 +237,10 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         acting = {i: action for i, action in zip(indices, actions, strict=True) if not self._over[i]}
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._crew.steps(acting, resets=over, reset_at_end=same_step)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise CornermanError("This vector environment is closed: make another one with make_vec().")
 
     def _collect(self, count: int, *, timeout_s: float | None = None) -> dict[int, Outcome]:
         outcomes = self._crew.collect(count, timeout_s=timeout_s)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -349,6 +352,28 @@ def test_close(engines: PracticeLanes, make: Make, monkeypatch: pytest.MonkeyPat
     vec.close()
     vec.close()
     assert [method for _, method, _ in engines.calls[-ENVS:]] == [Method.CLOSE] * ENVS
+    for late in (vec.reset, lambda: vec.step(actions(vec, 0)), lambda: vec.send(actions(vec, 0))):
+        with pytest.raises(CornermanError, match="closed"):
+            late()
+
+
+def test_lanes_closed_under_it(make: Make) -> None:
+    """Whoever closes the lanes first gets an error from the next step, and no endless wait."""
+    vec = make()
+    vec.reset()
+    vec._lanes.close()
+    with pytest.raises(CornermanError, match="closed"):
+        vec.step(actions(vec, 0))
+
+
+def test_one_thread(make: Make) -> None:
+    """What one thread sent another cannot receive, and is told so."""
+    vec = make()
+    vec.reset()
+    vec.send(actions(vec, 0))
+    with ThreadPoolExecutor(1) as other, pytest.raises(CornermanError, match="one thread"):
+        other.submit(vec.recv, ENVS).result()
+    vec.recv(ENVS)
 
 
 def _no_windows() -> None:
@@ -406,3 +431,19 @@ def test_wrong_deadline(engines: PracticeLanes) -> None:
     """A deadline for a call that does not exist is refused."""
     with pytest.raises(WrongArgument, match="env_init, reset, step"):
         make_vec(object(), "doapp", deadlines_s={"jump": 1.0})  # type: ignore[arg-type]
+
+
+def test_needed_when_used() -> None:
+    """The SDK imports neither gymnasium nor DIAMBRA's client until a vector environment is asked for, and says what is missing."""
+    code = """
+import sys
+import client_sdk, client_sdk._client, client_sdk.lanes
+assert not {"gymnasium", "greenlet", "diambra", "numpy"} & set(sys.modules)
+sys.modules["greenlet"] = None
+try:
+    client_sdk.make_vec
+except ImportError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "needs DIAMBRA's client and what the extra 'diambra' installs" in said.stdout
