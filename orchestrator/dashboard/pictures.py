@@ -40,7 +40,7 @@ def ask(state_dir: Path, engines: Mapping[str, str], *, width: int | None) -> by
     except OSError:
         found = b""
     whole = found.endswith(b"\n")
-    return found if whole else _nothing(why="The relay does not answer, so there are no pictures.")
+    return found if whole else _nothing(why="the relay does not answer")
 
 
 def _nothing(**more: str) -> bytes:

@@ -143,9 +143,9 @@ async function watchPicture(id) {
           say($("e-title"), `${game}${id}`);
           bars($("e-bars"), found.health);
           $("e-picture").setAttribute("aria-label", found.game ? `Picture of ${found.game}` : "Picture");
-          say($("e-nothing"), found.jpeg ? "" : `No picture: ${found.why}`);
+          say($("e-nothing"), found.jpeg ? "" : `No picture: ${found.why}.`);
           if (found.jpeg) await picture($("e-picture"), found.jpeg);
-        } else if (why || !mark) say($("e-nothing"), why ?? "It serves no lease, so there is nothing to see.");
+        } else if (why || !mark) say($("e-nothing"), `No picture: ${why ?? "it serves no lease"}.`);
       } catch (fault) {
         if (fault instanceof Over) return;
       }

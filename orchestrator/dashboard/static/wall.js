@@ -106,7 +106,7 @@ function nothing(id, why) {
   const place = tileOf(id)?.querySelector(".none");
   if (!place) return;
   place.hidden = false;
-  say(place, `No picture: ${why}`);
+  say(place, `No picture: ${why}.`);
 }
 
 async function show(id, found) {
