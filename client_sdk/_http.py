@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 import requests
 from pydantic import BaseModel, ValidationError
 from requests.exceptions import RequestException, SSLError
-from requests.utils import get_environ_proxies
 from urllib3 import Retry
 from urllib3.response import BaseHTTPResponse
 
-from client_sdk import _trust
+from client_sdk import _proxy, _trust
 from client_sdk._errors import ConnectionFault, UntrustedHost, VersionMismatch
 from client_sdk._problems import to_error
 from client_sdk._url import Target
@@ -47,14 +46,6 @@ def _retries() -> Retry:
     )
 
 
-def _proxies(target: Target) -> dict[str, str]:
-    """The environment's proxies as far as they are meant for ``target``; a host on this machine needs none."""
-    if target.is_loopback:
-        return {}
-    found = get_environ_proxies(target.base_url, no_proxy=None)
-    return {str(scheme): str(proxy) for scheme, proxy in found.items() if proxy and scheme != "no"}
-
-
 class Session:
     """Calls the API of ``target``; ``ca_pem`` saves the fetching of a CA that was already checked.
 
@@ -72,10 +63,14 @@ class Session:
         return f"Session({self.target.authority})"
 
     @property
+    def _proxy(self) -> str | None:
+        return _proxy.of_environment(self.target.base_url)
+
+    @property
     def ca_pem(self) -> str | None:
         """The CA that is trusted, fetched if need be; None for the system's roots."""
         if self.target.ca_sha256 is not None and self._ca_pem is None:
-            self._ca_pem = _trust.fetch_ca(self.target, proxies=_proxies(self.target))
+            self._ca_pem = _trust.fetch_ca(self.target, proxy=self._proxy)
         return self._ca_pem
 
     def call(
@@ -145,7 +140,7 @@ class Session:
             ) from fault
         except RequestException as fault:
             fault.request = None  # it holds the token
-            raise _trust.not_reached(self.target, fault) from fault
+            raise _trust.not_reached(self.target, fault, self._proxy) from fault
         self._check(response)
         return response
 
@@ -177,7 +172,8 @@ class Session:
     def _open(self, retries: Retry, trusting: Any) -> requests.Session:
         session = requests.Session()
         session.trust_env = False  # else REQUESTS_CA_BUNDLE and .netrc would have a say
-        session.proxies.update(_proxies(self.target))
+        if (proxy := self._proxy) is not None:
+            session.proxies["https" if self.target.tls else "http"] = proxy
         session.headers["Authorization"] = f"Bearer {self.target.token.get_secret_value()}"
         session.headers[VERSION_HEADER] = str(API_VERSION)
         session.headers["User-Agent"] = f"cornerman-sdk/{__version__}"

@@ -17,6 +17,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import Event, State
 
+from client_sdk._proxy import shown
 from client_sdk._trust import fault_text
 from client_sdk._version import __version__
 from client_sdk.wire import MAX_RELAY_MESSAGE_BYTES, SUBPROTOCOL, Method
@@ -150,6 +151,11 @@ async def explain(route: Route, fault: BaseException, *, first: bool) -> str:
             return await _silence(route)
         case InvalidHandshake():
             return f"What answers at {where} is not Cornerman's relay ({fault_text(fault)}); check port and proxies on the way."
+        case OSError() if route.proxy is not None:
+            return (
+                f"The relay at {where} was not reached through the environment's proxy {shown(route.proxy)} "
+                f"({fault_text(fault)}); is that the right one, and does it let you through to TCP port {route.port}?"
+            )
         case OSError():
             return (
                 f"The relay at {where} was not reached ({fault_text(fault)}); is it running, and TCP port {route.port} "

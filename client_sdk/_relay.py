@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
-from requests.utils import get_environ_proxies
-
-from client_sdk import _trust
+from client_sdk import _proxy, _trust
 from client_sdk._reach import Route
 from client_sdk._url import Target, is_loopback
 from client_sdk.models import Relay
@@ -32,7 +30,7 @@ def route_to(
         relay.token,
         trusting=_trust.context(ca_pem if pinned else None) if tls else None,
         server_hostname=(_trust.INTERNAL_NAME if pinned else parts.hostname) if tls else None,
-        proxy=_proxy(url),
+        proxy=_proxy.of_environment(urlunsplit(parts._replace(scheme="https" if tls else "http"))),
         deadlines_s=dict(deadlines_s or {}),
         patience_s=ttl_s + PATIENCE_AFTER_TTL_S,
     )
@@ -50,16 +48,3 @@ def reachable(url: str, target: Target) -> str:
     name = f"[{target.host}]" if ":" in target.host else target.host
     netloc = name if parts.port is None else f"{name}:{parts.port}"
     return urlunsplit(parts._replace(netloc=netloc))
-
-
-def _proxy(url: str) -> str | None:
-    """The environment's proxy for ``url``, as the API's calls take it; none to this machine itself."""
-    parts = urlsplit(url)
-    if is_loopback(parts.hostname or ""):
-        return None
-    scheme = "https" if parts.scheme == "wss" else "http"
-    found = get_environ_proxies(urlunsplit(parts._replace(scheme=scheme)), no_proxy=None)
-    proxy = found.get(scheme) or found.get("all")
-    if not proxy:
-        return None
-    return str(proxy) if "://" in proxy else f"http://{proxy}"

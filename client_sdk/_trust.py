@@ -9,13 +9,13 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from typing import Any
 
 import certifi
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
+from client_sdk import _proxy
 from client_sdk._errors import ConnectionFault, UntrustedHost
 from client_sdk._url import Target
 
@@ -26,15 +26,16 @@ _MAX_PEM_BYTES = 64 * 1024
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def fetch_ca(target: Target, *, proxies: Mapping[str, str], timeout_s: float = 10.0) -> str:
+def fetch_ca(target: Target, *, proxy: str | None, timeout_s: float = 10.0) -> str:
     """The CA certificate of ``target`` as PEM: fetched without proof and without token, then held against its hash."""
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the default one takes 40 ms to load CAs that are not asked
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
+    through = {} if proxy is None else {"http": proxy, "https": proxy}
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler(dict(proxies)), urllib.request.HTTPSHandler(context=unverified)
+        urllib.request.ProxyHandler(through), urllib.request.HTTPSHandler(context=unverified)
     )
-    text = _read(opener, f"{target.base_url}/ca.pem", target, timeout_s)
+    text = _read(opener, target, proxy, timeout_s)
     for pem in _CERTIFICATE.findall(text):
         if _fingerprint(pem) == target.ca_sha256:
             return str(pem)
@@ -44,11 +45,11 @@ def fetch_ca(target: Target, *, proxies: Mapping[str, str], timeout_s: float = 1
     )
 
 
-def _read(opener: urllib.request.OpenerDirector, url: str, target: Target, timeout_s: float) -> str:
-    """What ``url`` has, at most 64 KB of it; tried again a few times, as every other call is."""
+def _read(opener: urllib.request.OpenerDirector, target: Target, proxy: str | None, timeout_s: float) -> str:
+    """The host's certificates, at most 64 KB of it; tried again a few times, as every other call is."""
     for pause_s in (0.5, 1.0, 2.0, None):
         try:
-            with opener.open(url, timeout=timeout_s) as answer:
+            with opener.open(f"{target.base_url}/ca.pem", timeout=timeout_s) as answer:
                 return str(answer.read(_MAX_PEM_BYTES).decode("ascii", "replace"))
         except urllib.error.HTTPError as fault:
             with fault:
@@ -58,13 +59,18 @@ def _read(opener: urllib.request.OpenerDirector, url: str, target: Target, timeo
                 ) from fault
         except (OSError, http.client.HTTPException) as fault:
             if pause_s is None:
-                raise not_reached(target, fault) from fault
+                raise not_reached(target, fault, proxy) from fault
             time.sleep(pause_s)
     raise AssertionError("unreachable")
 
 
-def not_reached(target: Target, fault: BaseException) -> ConnectionFault:
+def not_reached(target: Target, fault: BaseException, proxy: str | None) -> ConnectionFault:
     """The sentence for a host that does not answer."""
+    if proxy is not None:
+        return ConnectionFault(
+            f"{target.authority} was not reached through the environment's proxy {_proxy.shown(proxy)} ({fault_text(fault)}); "
+            "is that the right one, and does it let you through to that port? If none is needed, name the host in no_proxy."
+        )
     return ConnectionFault(
         f"{target.authority} was not reached ({fault_text(fault)}); is the daemon running, and the port open to you?"
     )
