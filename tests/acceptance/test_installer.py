@@ -156,7 +156,7 @@ def test_nothing_to_remove(clean: roots.Machine) -> None:
 def test_every_distribution(name: str) -> None:
     """With the distribution's own Docker and Python: a refused set-up and a killed run leave no obstacle, then it runs, twice, and goes."""
     port = free_port()
-    choices = ("--port", str(port), "--relay-port", str(free_port()), "--public-host", "127.0.0.1")
+    choices: tuple[str, ...] = ("--port", str(port), "--relay-port", str(free_port()), "--public-host", "127.0.0.1")
     choices += ("--credentials", "/root/diambra")
     with roots.machine(roots.base(name), binds={"/mnt": str(ROOT), **roots.pip_cache()}) as machine:
         machine.boot()
