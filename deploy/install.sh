@@ -95,6 +95,12 @@ read_system() {
 
 upgrading() { [ -e "$config/cornerman.toml" ]; }
 
+# The configuration says how engines run, once there is one.
+read_runtime() {
+  upgrading || return 0
+  if grep -q '^runtime = "docker"' "$config/cornerman.toml"; then runtime=docker; else runtime=process; fi
+}
+
 need_disk() {
   local free wanted=$disk_mb
   # Docker's packages and an engine image are the most of it; an upgrade has them.
@@ -185,7 +191,9 @@ update_lists() {
   return 1
 }
 
-last_line() { grep -E '^(E:|Err:|Error|ERROR|error)' "$work/$1.log" | tail -n 1 | cut -c1-200 || tail -n 1 "$work/$1.log"; }
+last_line() {
+  { grep -E '^(E:|Err:|Error|ERROR|error)' "$work/$1.log" || cat "$work/$1.log"; } | tail -n 1 | cut -c1-200
+}
 
 packages_failed() {
   die "the packages ${missing[*]} cannot be installed ($(last_line packages)): check network and disk and run this again"
@@ -226,8 +234,9 @@ copy_source() {
 # Builds the version in a folder of its own; $release names it.
 build_release() {
   local python extras=orchestrator what
-  python=$(find_python) || die "no Python 3.11 or newer with venv is here, although it was installed: see $work/packages.log"
-  [ -z "$ec2" ] || extras+=,ec2
+  python=$(find_python) || die "no Python 3.11 or newer with venv is here: install one, then run this again"
+  # An upgrade keeps what was chosen before.
+  if [ -n "$ec2" ] || "$home/bin/python" -c 'import boto3' 2>/dev/null; then extras+=,ec2; fi
   [ "$runtime" = docker ] || extras+=,practice
   if [ -z "$source" ]; then
     [ -e "$repo/setup.cfg" ] || die "$repo is no clone of Cornerman: name what to install with --source"
@@ -250,7 +259,7 @@ build_release() {
   "$release/bin/pip" install --quiet --no-input "$what" >"$work/pip.log" 2>&1 ||
     die "pip cannot install Cornerman ($(last_line pip)): check network and disk and run this again"
   "$release/bin/cornerman" --version >"$work/version" 2>"$work/pip.log" || die "what was installed does not run ($(last_line pip))"
-  "$release/bin/cornerman" serve --help >/dev/null 2>"$work/pip.log" || die "what was installed has no daemon ($(last_line pip))"
+  "$release/bin/python" -c 'import orchestrator.daemon, orchestrator.relay.process' 2>"$work/pip.log" || die "what was installed has no daemon ($(last_line pip))"
 }
 
 # The address that this machine goes out by.
@@ -349,6 +358,7 @@ install_host() {
   local before='' was_there=''
   need_root
   need_systemd
+  read_runtime
   read_system
   need_disk
   need_ports

@@ -261,10 +261,11 @@ def test_an_upgrade_ends_no_lease(host: Host, lease: models.Lease) -> None:
     games = set(_engines(host))
     tar = f"cd /srv && rm -rf new && mkdir new && curl -fsS {host.cloud.address}/cornerman.tar.gz | tar -xz --strip-components=1 -C new"
     host.machine.run("sh", "-c", tar)
-    done = host.machine.run("/srv/new/deploy/install.sh", "--ec2", timeout_s=300, environ=host.environ)
+    done = host.machine.run("/srv/new/deploy/install.sh", timeout_s=300, environ=host.environ)
     assert done.stdout == "", "an upgrade prints no connection string"
     assert host.machine.run("readlink", "-f", "/opt/cornerman/bin").stdout != release
     assert len(host.machine.run("ls", "/opt/cornerman/releases").stdout.split()) == 1
+    assert host.machine.run("/opt/cornerman/bin/python", "-c", "import boto3").returncode == 0
     assert not set(pids) & {host.show(unit, "MainPID") for unit in SERVICES}
     assert _same_game(host, lease)
     assert games & set(_engines(host))
