@@ -20,7 +20,8 @@ def configure(db: sqlite3.Connection, name: str, *, min_ready: int, max_engines:
     db.execute(
         "INSERT INTO pools (name, min_ready, max_engines, image, configured) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (name) DO UPDATE SET min_ready = excluded.min_ready, max_engines = excluded.max_engines, "
-        "pinned = CASE WHEN image = excluded.image THEN pinned END, image = excluded.image, configured = excluded.configured "
+        "pinned = CASE WHEN image = excluded.image THEN pinned END, image = excluded.image, configured = excluded.configured, "
+        "repin = 0, repin_fault = NULL, repin_retry_at = 0 "
         "WHERE configured <> excluded.configured",
         (name, min_ready, max_engines, image, says),
     )

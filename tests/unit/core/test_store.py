@@ -402,8 +402,11 @@ def test_an_unchanged_configuration_keeps_what_was_changed_while_running(databas
         pools.pin(db, "main", image="engine:2", pinned="sha-2")
         pools.configure(db, "main", min_ready=1, max_engines=4, image="engine:1")
         assert pools.get(db, "main", policies).min_ready == 3
+        pools.ask_fresh(db, "main")
+        pools.note_repin_fault(db, "main", fault="engine:2 is not here", retry_at=START)
         pools.configure(db, "main", min_ready=2, max_engines=4, image="engine:1")
         pool = pools.get(db, "main", policies)
+        assert (pool.repin, pool.repin_fault) == (0, None)
         assert (pool.min_ready, pool.max_engines, pool.image, pool.pinned) == (2, 4, "engine:1", None)
 
 
