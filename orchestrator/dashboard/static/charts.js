@@ -48,11 +48,11 @@ export function live(state, admin) {
 export function charts(history) {
   for (const chart of CHARTS) {
     const keys = chart.series.map(([, label, state]) => h("span", { class: "key", "data-state": state }, h("b"), ` ${label}`));
-    const place = h("div", { class: "plot" });
+    const place = h("div", { class: "plot", role: "img" });
     const when = h("span", { class: "when quiet" });
-    const figure = h("figure", { class: "card", role: "img" }, h("figcaption", {}, h("h3", {}, chart.title), when, h("p", {}, ...keys)), place);
+    const figure = h("figure", { class: "card" }, h("figcaption", {}, h("h3", {}, chart.title), when, h("p", {}, ...keys)), place);
     $("charts").append(figure);
-    drawn.push({ chart, figure, keys, place, when, plot: null });
+    drawn.push({ chart, keys, place, when, plot: null });
   }
   add(history);
   for (const one of drawn) draw(one);
@@ -111,8 +111,9 @@ function keys(one) {
     one.keys[number].dataset.none = !value(name);
   });
   const told = chart.series.map(([name, label]) => {
-    const known = (data[name] ?? []).filter((sample) => sample !== null);
-    return `${label}: now ${written(current[name] ?? data[name]?.at(-1), chart)}, at most ${written(known.length ? Math.max(...known) : null, chart)}`;
+    const latest = current[name] ?? data[name]?.at(-1);
+    const known = [...(data[name] ?? []), latest].filter((sample) => typeof sample === "number");
+    return `${label}: now ${written(latest, chart)}, at most ${written(known.length ? Math.max(...known) : null, chart)}`;
   });
-  one.figure.setAttribute("aria-label", `${chart.title} in the last hour. ${told.join("; ")}.`);
+  one.place.setAttribute("aria-label", `${chart.title} in the last hour. ${told.join("; ")}.`);
 }

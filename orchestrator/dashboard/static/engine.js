@@ -45,6 +45,7 @@ function begin(id) {
   bars($("e-bars"), null);
   $("e-picture").getContext("2d").clearRect(0, 0, $("e-picture").width, $("e-picture").height);
   $("e-picture").dataset.drawn = 0;
+  $("e-picture").setAttribute("aria-label", "Picture");
   say($("e-nothing"), "");
   if (!box.open) box.showModal();
   refresh();

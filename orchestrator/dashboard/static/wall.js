@@ -94,10 +94,6 @@ function update(tile, engine) {
   say(tile.querySelector(".rate"), rate);
   say(tile.querySelector(".whose"), `${engine.holder} · rank ${engine.rank}`);
   tile.dataset.draining = engine.draining;
-  tile.firstChild.setAttribute(
-    "aria-label",
-    [game ?? "engine", `rank ${engine.rank} of ${engine.holder}`, engine.rate ? `${rate.replace("/s", "")} steps a second` : "no steps lately"].join(", "),
-  );
 }
 
 const tileOf = (id) => $("wall").querySelector(`[data-key="${CSS.escape(id)}"]`);
