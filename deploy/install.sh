@@ -35,7 +35,8 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 umask 022
 
 say() { printf 'cornerman: %s\n' "$*" >&2; }
-die() { say "$*"; exit 1; }
+told=''
+die() { say "$*"; told=yes; exit 1; }
 
 source='' idle_after='' url_file='' uninstall='' purge='' ec2='' runtime=docker port=8443 relay_port=''
 init_options=()
@@ -148,6 +149,7 @@ undo=()
 take_back() {
   local status=$? i
   trap - EXIT
+  [ "$status" = 0 ] || [ -n "$told" ] || say "stopped before its end; what it had made is taken back: run this again"
   for ((i = ${#undo[@]} - 1; i >= 0; i--)); do eval "${undo[i]}" >/dev/null 2>&1 || true; done
   rm -rf "$work"
   exit "$status"
@@ -309,6 +311,7 @@ set_kernel() {
   local reserved
   [ -e "$sysctl_file" ] || undo+=("rm -f '$sysctl_file'")
   reserved=$(sed -n 's/^net.ipv4.ip_local_reserved_ports *= *//p' /etc/sysctl.d/*.conf 2>/dev/null | grep -v '32000-32999' | tail -n 1 || true)
+  mkdir -p "$(dirname "$sysctl_file")"
   cat >"$sysctl_file" <<SYSCTL
 # Cornerman: engines listen on 127.0.0.1 at these ports; steps travel on connections that are idle between them.
 net.ipv4.ip_local_reserved_ports = ${reserved:+$reserved,}32000-32999
@@ -380,6 +383,7 @@ install_host() {
   set_kernel
   set_units
   switch_to "$release"
+  mkdir -p "$(dirname "$link")"
   ln -sfn "$home/bin/cornerman" "$link"
   undo=()
   say "starting $(cat "$work/version")"
