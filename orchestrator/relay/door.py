@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 MOST_WAITING, MOST_WAITING_OF_PEER = 256, 64
 BACKLOG = 512
+TIDY_EVERY = 128  # connections: a TLS handshake that fails leaves 256 KB of buffers in a circle of references
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Door(socket.socket):
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._turned_away = turned_away
         self._waiting: dict[int, _Waiting] = {}  # by file descriptor, oldest first
+        self._accepted = 0
 
     @classmethod
     def opened(cls, host: str, port: int, *, turned_away: Callable[[str], None] = lambda peer: None) -> Door:
@@ -52,6 +55,9 @@ class Door(socket.socket):
         """The next connection; makes room for it if need be."""
         connection, address = super().accept()
         peer = str(address[0])
+        self._accepted += 1
+        if self._accepted % TIDY_EVERY == 0:
+            gc.collect()  # else a flood of peers fills the memory long before it would be done by itself
         self._forget_closed()
         self._make_room(peer)
         self._waiting.pop(connection.fileno(), None)

@@ -262,9 +262,10 @@ class Client:
 
 
 class RelayHouse:
-    """A relay that listens without TLS on 127.0.0.1."""
+    """A relay that listens on 127.0.0.1, with TLS if it has a certificate."""
 
-    def __init__(self, *, drain_s: float = 5.0, **leases: int) -> None:
+    def __init__(self, *, drain_s: float = 5.0, certificate: ssl.SSLContext | None = None, **leases: int) -> None:
+        self.certificate = certificate
         self.directory = FakeDirectory(**leases)
         self.engines = FakeEngines()
         self.drain_s = drain_s
@@ -273,7 +274,7 @@ class RelayHouse:
     async def start(self) -> None:
         """Begin, as a process of its own would: nothing is known of a former life."""
         self.relay = Relay(self.directory, token_of=token_of, engines=self.engines, drain_s=self.drain_s)
-        server = await self.relay.listen("127.0.0.1", self.port, None)
+        server = await self.relay.listen("127.0.0.1", self.port, self.certificate)
         self.port = server.sockets[0].getsockname()[1]
 
     @contextlib.asynccontextmanager
@@ -282,7 +283,8 @@ class RelayHouse:
     ) -> AsyncIterator[Client]:
         """A connection that has said nothing yet."""
         async with connect(
-            f"ws://127.0.0.1:{self.port}{path or f'/v1/leases/{lease_id}'}",
+            f"{'wss' if self.certificate else 'ws'}://127.0.0.1:{self.port}{path or f'/v1/leases/{lease_id}'}",
+            ssl=ssl._create_unverified_context() if self.certificate else None,
             subprotocols=[SUBPROTOCOL],  # type: ignore[list-item]
             additional_headers={"Authorization": f"Bearer {token_of(lease_id) if token is None else token}"},
             compression=None,
@@ -312,9 +314,11 @@ async def real_client(lease: models.Lease, *, ca: Path | None = None) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def relay_house(*, drain_s: float = 5.0, **leases: int) -> AsyncIterator[RelayHouse]:
+async def relay_house(
+    *, drain_s: float = 5.0, certificate: ssl.SSLContext | None = None, **leases: int
+) -> AsyncIterator[RelayHouse]:
     """A relay for one test; leases are named with underscores: ``l_1=2`` is lease l-1 with two engines."""
-    house = RelayHouse(drain_s=drain_s, **leases)
+    house = RelayHouse(drain_s=drain_s, certificate=certificate, **leases)
     await house.start()
     try:
         yield house

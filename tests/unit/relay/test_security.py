@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
@@ -30,6 +33,7 @@ from orchestrator.relay import connection as connection_module
 from orchestrator.relay import door as door_module
 from orchestrator.relay import session as session_module
 from orchestrator.relay.refusals import Refusals
+from tests.support import certificates
 from tests.support.relay import LEASE, Client, RelayHouse, looped, relay_house, until
 
 
@@ -154,6 +158,46 @@ async def test_thousands_of_half_open_connections_keep_nobody_out() -> None:
         finally:
             for peer in open_ones:
                 peer.close()
+
+
+_UNFINISHED = (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\x00" * 100)  # the second begins a ClientHello
+
+
+def test_thousands_that_never_finish_tls_keep_nobody_out(tmp_path: Path) -> None:
+    """Peers that connect and say nothing, too little or nonsense instead of a TLS handshake cost little memory, and leases go on."""
+
+    @looped
+    async def flood() -> None:
+        certificate, _, _ = certificates.make(tmp_path, name="127.0.0.1")
+        async with relay_house(certificate=certificate, l_1=1, l_2=1) as house, _bystander(house):
+            door = house.relay._door
+            assert door is not None
+            open_ones: list[socket.socket] = []
+            process, most = psutil.Process(), 0
+            had, before = process.num_fds(), process.memory_info().rss
+            try:
+                for _ in range(20):
+                    for _ in range(100):
+                        peer = socket.socket()
+                        peer.setblocking(False)
+                        peer.connect_ex(("127.0.0.1", house.port))
+                        open_ones.append(peer)
+                    await asyncio.sleep(0.02)
+                    for said, peer in zip(itertools.cycle(_UNFINISHED), open_ones[-100:], strict=False):
+                        with contextlib.suppress(OSError):
+                            peer.send(said)
+                    most = max(most, door.waiting)
+                async with house.client() as client:
+                    await client.hello()
+                    assert await client.step(1) == b"l-1/e0.1 STEP 1"
+                assert most <= door_module.MOST_WAITING_OF_PEER
+                assert process.memory_info().rss - before < 100e6
+                await until(lambda: process.num_fds() - had <= len(open_ones) + door_module.MOST_WAITING_OF_PEER)
+            finally:
+                for peer in open_ones:
+                    peer.close()
+
+    flood()
 
 
 # ---------------------------------------------------------------- inside
