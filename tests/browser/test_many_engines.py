@@ -63,3 +63,21 @@ def test_two_hundred_engines_on_a_phone(server: ApiServer, browser: Browser) -> 
         expect(page.locator("#engines tbody tr")).to_have_count(ENGINES)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         shoot(page, "200-engines-phone")
+
+
+def test_a_page_without_room_for_a_stream_looks_now_and_then(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """When other pages hold all the places, it says so and follows all the same."""
+    server = ApiServer(tmp_path_factory.mktemp("small"), engine_count=1, server={"streams": 2})
+    try:
+        server.start()
+        with visit(browser, _url(server)) as first, visit(browser, _url(server)) as second, server.client() as client:
+            log_in(first, server.admin)
+            expect(first.locator("#link")).to_have_text("Live")
+            log_in(second, server.admin)
+            expect(second.locator("#link")).to_have_text("Every 5 s")
+            assert client.call("POST", "/v1/leases", {"envs": 1})[0] == 201
+            expect(second.locator("#wall .tile")).to_have_count(1)
+    finally:
+        server.stop()
