@@ -9,12 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 
+import structlog
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from client_sdk.wire import JOIN_BYTES, Bye, Kind, Method, answer_frame, text_frame
 from orchestrator.relay.codec import Encoder
 from orchestrator.relay.lane import Result
+
+log = structlog.get_logger(__name__)
 
 ENCODE_ELSEWHERE_BYTES = 64 * 1024  # replies above this are compressed off the loop
 MOST_OWED = 64  # results that may wait, besides two for each lane, before nothing more is read
@@ -115,6 +118,9 @@ class Connection:
                     self._sending.set()
         except ConnectionClosed:
             return
+        except Exception:  # a connection's edge: its client comes back, and gets what it is owed in new streams
+            log.exception("a connection cannot be sent to")
+            self.drop()
 
     def drop_if_unread(self) -> None:
         """Let go of a client that has taken nothing for long. (A deadline for each sending would cost more than it.)"""
@@ -155,7 +161,9 @@ class Connection:
 
     def _encoded_elsewhere(self, rank: int, made: asyncio.Future[bytes]) -> None:
         self._encoding.discard(made)
-        if made.cancelled() or made.exception() is not None:  # a stream that is broken is of no use: begin anew
+        fault = None if made.cancelled() else made.exception()
+        if made.cancelled() or fault is not None:  # a stream that is broken is of no use: begin anew
+            log.error("an answer cannot be compressed", fault=repr(fault))
             self.drop()
             return
         self.tell(made.result())

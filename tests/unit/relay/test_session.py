@@ -10,6 +10,7 @@ from websockets.exceptions import ConnectionClosed
 
 from client_sdk.models import LeaseState
 from client_sdk.wire import Bye, Flags, Kind, Method, Status, frame
+from orchestrator.relay.codec import Encoder
 from orchestrator.relay.lane import Outcome
 from tests.support.relay import LEASE, looped, relay_house, until
 
@@ -142,6 +143,34 @@ async def test_an_answer_that_was_lost_is_given_again() -> None:
             number, reply = await client.answer()
             assert (number, len(reply)) == (1, 100_000)
         assert house.engines.steps["l-1/e0.1"] == 1
+
+
+@pytest.mark.parametrize("reply_bytes", [1000, 100_000])
+def test_a_stream_that_breaks_in_the_relay_begins_anew(reply_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that cannot be compressed costs its connection at once; the client comes back and gets it, and nothing runs twice."""
+
+    def broken(self: Encoder, reply: bytes) -> tuple[bytes, Flags]:
+        raise MemoryError("no room for a stream")
+
+    @looped
+    async def play() -> None:
+        async with relay_house() as house:
+            house.engines.reply_bytes = reply_bytes
+            async with house.client() as client:
+                epoch = (await client.hello()).epoch
+                with monkeypatch.context() as patched:
+                    patched.setattr(Encoder, "encode", broken)
+                    await client.call(1)
+                    with pytest.raises(ConnectionClosed):
+                        await client.read(within_s=3)
+            async with house.client() as client:
+                await client.hello(epoch=epoch)
+                await client.call(1)
+                number, reply = await client.answer()
+                assert (number, len(reply)) == (1, reply_bytes)
+            assert house.engines.steps["l-1/e0.1"] == 1
+
+    play()
 
 
 @looped
