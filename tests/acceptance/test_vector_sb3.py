@@ -174,10 +174,10 @@ def test_which_lease(engines: PracticeLanes) -> None:
 def killer(daemon: RealDaemon, lease: Lease, *, every_s: float) -> Iterator[list[int]]:
     """Kills or stops an engine of the lease every so many seconds; the ranks it has had.
 
-    Each rank has its turn, by chance, and at most as many as the daemon takes for bad luck: one more within ten minutes ends the lease.
+    Each rank has its turn, by chance, and fewer than the daemon takes for bad luck: more than five within ten minutes end the lease.
     """
     chance, over, ranks = random.Random(5), threading.Event(), list[int]()
-    targets = [rank for _ in range(MAX_LOSSES) for rank in chance.sample(range(len(lease.envs)), len(lease.envs))]
+    targets = [rank for _ in range(MAX_LOSSES - 2) for rank in chance.sample(range(len(lease.envs)), len(lease.envs))]
 
     def kill() -> None:
         while targets and not over.wait(every_s):
@@ -218,7 +218,7 @@ def train_under_fire(daemon: RealDaemon, folder: Path, *, envs: int, every_s: fl
     began = time.monotonic()
     with Cornerman(daemon.url, quiet=True).lease(envs=envs, timeout_s=120) as lease:
         env, _ = make_sb3_env(
-            "doapp", settings(), wrappers(), seed=1, log_dir_base=str(folder), deadlines_s={"step": 1.0}
+            "doapp", settings(), wrappers(), seed=1, log_dir_base=str(folder), deadlines_s={"step": 2.0}
         )
         model = PPO("MultiInputPolicy", env, n_steps=64, batch_size=64, n_epochs=1, seed=1, device="cpu")
         counting, asked = Counting(), 0
@@ -254,4 +254,4 @@ def test_ppo_under_fire(new_daemon: Callable[..., RealDaemon], tmp_path: Path) -
 def test_long_ppo_under_fire(new_daemon: Callable[..., RealDaemon], tmp_path: Path) -> None:
     """Report 31: engines are killed or stopped every three seconds during a training of twelve, which makes all its steps."""
     daemon = fast_daemon(new_daemon, 12)
-    train_under_fire(daemon, tmp_path, envs=12, every_s=3.0, steps=20_000, kills=40)
+    train_under_fire(daemon, tmp_path, envs=12, every_s=3.0, steps=20_000, kills=30)
