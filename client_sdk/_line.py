@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.exceptions import ConnectionClosed
 
 from client_sdk._lane import Call, CallFault, Done, Lane, Outcome, Reply, Stream
 from client_sdk._reach import (
@@ -57,7 +57,6 @@ ANSWER_GRACE_S = 10.0  # on top of the relay's own deadline, which is the one th
 REASON_GRACE_S = 3.0  # the reason why an engine was lost may come a little after its successor
 DECODE_ELSEWHERE_BYTES = 64 * 1024
 _AFTER_WELCOME = FROM_RELAY - {Kind.WELCOME}
-_TROUBLE = (OSError, InvalidHandshake, ConnectionClosed, WireError, EOFError, asyncio.TimeoutError)
 
 
 class LineLost(Exception):
@@ -221,7 +220,11 @@ class Line:
                             raise
                     if socket.broke is not None:  # it says more than the connection's end that followed
                         raise socket.broke
-            except _TROUBLE as fault:
+            except LineLost:
+                raise
+            except (
+                Exception
+            ) as fault:  # also one of our own: the next connection brings what was not understood once more
                 await self._note(fault)
             failures = failures + 1 if self.connections == before else 0
             pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2**failures)
@@ -343,10 +346,9 @@ class Line:
             one, answer = queue[0]
             try:
                 data = await loop.run_in_executor(self._decoders, stream.decode, one.code, answer)
-            except WireError as fault:
-                self._break(socket, str(fault))
-                return
-            except RuntimeError:  # the line was closed meanwhile
+            except Exception as fault:
+                if self.lost is None and lane.stream is stream:
+                    self._break(socket, str(fault) or type(fault).__name__)
                 return
             if lane.stream is not stream:
                 return

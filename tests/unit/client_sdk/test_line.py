@@ -103,6 +103,33 @@ def test_replies_are_bit_exact() -> None:
     within(SOON_S, scenario())
 
 
+@pytest.mark.parametrize("size", [1000, 200_000])
+def test_reply_that_cannot_be_decoded(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the client's own is a pause too: it connects again, every caller gets its reply, and no step runs twice."""
+    straight, faults = Stream.decode, iter([MemoryError(), MemoryError()])
+
+    def once(self: Stream, flags: int, answer: Answer) -> bytes:
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        return straight(self, flags, answer)
+
+    async def scenario() -> None:
+        async def engine(lane: FakeLane, method: Method, request: bytes) -> bytes:
+            ran.append(lane.steps)
+            return os.urandom(size)
+
+        ran: list[int] = []
+        relay = FakeRelay(lanes_wanted=3, engine=engine)
+        async with connected(relay) as line:
+            monkeypatch.setattr(Stream, "decode", once)
+            replies = await asyncio.gather(*(line.call(rank, Method.STEP, b"") for rank in range(3)))
+            assert [len(reply.data) for reply in replies] == [size] * 3
+            assert len(ran) == 3
+            assert line.connections > 1
+
+    within(SOON_S, scenario())
+
+
 def test_large_replies_that_come_together() -> None:
     """Large replies of several lanes in one message are each their own lane's, bit by bit, time after time."""
 
