@@ -342,11 +342,10 @@ switch_to() {
 }
 
 start() {
-  local unit
   systemctl enable --quiet "${services[@]}" "${started_too[@]}"
   systemctl restart "${started_too[@]}"
-  # A start returns when the daemon has said that it is ready.
-  for unit in "${services[@]}"; do systemctl restart "$unit" || return 1; done
+  # Together, because the daemon's unit starts the relay's; it returns when both have said that they are ready.
+  systemctl restart "${services[@]}"
 }
 
 remove_other_releases() {
