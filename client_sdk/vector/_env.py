@@ -61,7 +61,7 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
         observation: dict[str, Any] = {"frame": self._frame}
         for category, name, states in self._names:
             target = observation if name is None else observation.setdefault(name, {})
-            get = response.ram.get(category, {}).get
+            get = response.ram(category).get
             for key, state, is_box in states:
                 target[state] = np.array([get(key, 0)]) if is_box else get(key, 0)
         return observation

@@ -27,14 +27,19 @@ class _States(dict[int, bool]):
 
 
 class StepReply(NamedTuple):
-    """What is in it: the frame lies in ``data[frame_at:frame_end]``, RAM states are by category, all are by protobuf's numbers."""
+    """What is in it: the frame lies in ``data[frame_at:frame_end]``, categories of RAM states are as they came, all are by protobuf's numbers."""
 
     data: bytes
     frame_at: int
     frame_end: int
-    ram: dict[int, dict[int, int]]
+    categories: dict[int, bytes]
     reward: int
     game_states: _States
+
+    def ram(self, category: int) -> dict[int, int]:
+        """The RAM states of one category, not to be written to; categories that nobody asks for are not read."""
+        found = self.categories.get(category)
+        return {} if found is None else _category(found)[1]
 
     @property
     def info(self) -> StepReply:
@@ -45,7 +50,7 @@ class StepReply(NamedTuple):
 def read(data: bytes) -> StepReply:
     """The fields of a StepResetResponse."""
     frame_at = frame_end = reward = at = 0
-    ram: dict[int, dict[int, int]] = {}
+    categories: dict[int, bytes] = {}
     states = _States()
     try:
         while at < len(data):
@@ -56,15 +61,16 @@ def read(data: bytes) -> StepReply:
                     if inner == _FRAME:
                         frame_at, frame_end = begin, value
                     elif inner == _CATEGORY:
-                        number, category = _category(data[begin:value])
-                        ram[number] = category
+                        category = data[begin:value]
+                        known = data[begin] == _KEY and data[begin + 1] < 0x80
+                        categories[data[begin + 1] if known else _category(category)[0]] = category
             elif tag == _REWARD:
                 reward = _signed(value)
             elif tag == _INFO:
                 states = _game_states(data[value:at])
     except (IndexError, ValueError) as error:
         raise CornermanError("The engine's answer is no StepResetResponse: is it DIAMBRA's engine?") from error
-    return StepReply(data, frame_at, frame_end, ram, reward, states)
+    return StepReply(data, frame_at, frame_end, categories, reward, states)
 
 
 # What is in these changes little from step to step, so most of it has been read before; the results are not to be written to.

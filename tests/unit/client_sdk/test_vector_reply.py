@@ -40,12 +40,13 @@ def test_as_protobuf_does(
     data = message.SerializeToString()
     found, theirs = read(data), pb.StepResetResponse.FromString(data)
     assert data[found.frame_at : found.frame_end] == theirs.observation.frame
-    assert found.ram == {
+    assert {number: found.ram(number) for number in found.categories} == {
         number: dict(category.ram_states) for number, category in theirs.observation.ram_states_categories.items()
     }
     assert found.reward == theirs.reward
     assert dict(found.info.game_states) == dict(theirs.info.game_states)
     assert found.info.game_states[77] is False
+    assert found.ram(77) == {}
 
 
 @given(st.binary(max_size=60))
