@@ -94,29 +94,31 @@ class IdleWatch:
             self._finish(mono, after_s)
             return
         with self._database.read() as db:
-            seen = see(db, self._now())
-        decided, step = idle.decide(self._idle, seen, after_s=after_s, now=mono)
-        self._tell(decided, step, seen, after_s=after_s, mono=mono)
+            decided, step, shown = self._judge(db, after_s, mono)
+        if step is not Step.NOTHING or not _alike(shown, self._told):
+            with self._database.write() as db:  # nobody can come while this is open: what is told and done is true
+                decided, step, shown = self._judge(db, after_s, mono)
+                idle_stop.put(db, shown)
+                if step is not Step.NOTHING:
+                    kind, text = self._event(step, after_s)
+                    events.record(db, kind, text, now=self._now())
+            self._told = shown
         self._idle = decided
         if step is Step.STOP:
             log.info("nobody uses this host: it stops", command=self._settings.command)
             self._command = threading.Thread(target=self._work, name="idle-stop", daemon=True)
             self._command.start()
 
-    def _tell(self, decided: Idle, step: Step, seen: Seen, *, after_s: float, mono: float) -> None:
-        """Write down when it stops, as far as that is news, and the event of a step."""
-        now, shown = self._now(), None
-        if not seen.queued and (seen.quiet_s is None or decided.announced_at is not None):
-            announced = decided.announced_at is not None
-            shown = IdleStop(now - (mono - decided.since), now + (decided.stops_at(after_s) - mono), announced)
-        if step is Step.NOTHING and _alike(shown, self._told):
-            return
-        with self._database.write() as db:
-            idle_stop.put(db, shown)
-            if step is not Step.NOTHING:
-                kind, text = self._event(step, after_s)
-                events.record(db, kind, text, now=now)
-        self._told = shown
+    def _judge(self, db: sqlite3.Connection, after_s: float, mono: float) -> tuple[Idle, Step, IdleStop | None]:
+        """How idle the host is, what there is to do, and when it stops as far as that is to be shown."""
+        now = self._now()
+        seen = see(db, now)
+        decided, step = idle.decide(self._idle, seen, after_s=after_s, now=mono)
+        announced = decided.announced_at is not None
+        if seen.queued or (seen.quiet_s is not None and not announced):
+            return decided, step, None
+        stop = IdleStop(now - (mono - decided.since), now + (decided.stops_at(after_s) - mono), announced)
+        return decided, step, stop
 
     def _event(self, step: Step, after_s: float) -> tuple[str, str]:
         """Kind and text of what is told of a step."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -223,6 +225,31 @@ def test_a_lease_calls_the_stop_off(host: Host) -> None:
     assert host.ran == []
     host.pass_s(2 * 60)
     assert len(host.ran) == 1
+
+
+def test_who_comes_at_the_last_moment_keeps_the_host_up(tmp_path: Path) -> None:
+    """Somebody who asks for a lease just after the look that found nobody is not turned off: the stop is called off."""
+    host, came = Host(tmp_path), list[str]()
+
+    class Late(Database):
+        """A database in which somebody gets the lock just before the watch."""
+
+        @contextmanager
+        def write(self) -> Iterator[sqlite3.Connection]:
+            if host.clock.now() >= START + 2700 and not came:
+                came.append("l1")
+                with super().write() as db:
+                    leases.insert(db, a_lease(1, LeaseState.PENDING))
+            with super().write() as db:
+                yield db
+
+    host.database.close()
+    host.database = Late(tmp_path / "cornerman.db")
+    host.restart()
+    host.pass_s(60 * 60)
+    assert (came, host.ran, host.stop) == (["l1"], [], None)
+    assert host.told() == ["host.idle_announced", "host.idle_called_off"]
+    host.database.close()
 
 
 def test_a_command_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
