@@ -14,7 +14,7 @@ import sqlite3
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -23,7 +23,7 @@ from client_sdk._version import __version__
 from orchestrator.config import Config
 from orchestrator.errors import ConfigError
 from orchestrator.files import write_atomically
-from orchestrator.lock import owning
+from orchestrator.lock import owning, unused
 from orchestrator.places import ADMIN_URL_NAME, CONFIG_NAME
 from orchestrator.store import copies, migrating
 
@@ -78,8 +78,8 @@ def restore(
 ) -> tuple[Kept, Path | None]:
     """Put what ``source`` holds in place; returns where the state that was there is now.
 
-    ConfigError, with nothing changed, when the daemon runs, the file is not whole or of a newer Cornerman, or something is there
-    and ``replace`` is not said. A configuration that is there stays.
+    ConfigError, with nothing changed, when daemon or relay runs, the file is not whole or of a newer Cornerman, or something is
+    there and ``replace`` is not said. A configuration that is there stays.
     """
     database = state_dir / "cornerman.db"
     if database.exists() and not replace:
@@ -88,7 +88,11 @@ def restore(
         )
     try:
         state_dir.parent.mkdir(parents=True, exist_ok=True)
-        with owning(database), tempfile.TemporaryDirectory(prefix=".restore-", dir=state_dir.parent) as name:
+        with (
+            owning(database),
+            unused(database),
+            tempfile.TemporaryDirectory(prefix=".restore-", dir=state_dir.parent) as name,
+        ):
             folder = Path(name)
             kept = _unpack(source, folder)
             aside = _put_in_place(folder / _STATE, state_dir, now)
@@ -107,17 +111,31 @@ def restore(
 
 
 def _put_in_place(fresh: Path, state_dir: Path, now: datetime) -> Path | None:
-    """The new files one by one into the folder, whose lock is held; what is there goes into a folder beside them."""
+    """The new files one by one into the folder, whose lock is held; what is there goes into a folder beside them.
+
+    When that fails half-way everything is as before.
+    """
     there = [path for path in state_dir.iterdir() if path.name not in _NOT_KEPT and not path.name.endswith(".lock")]
-    aside = None
-    if there:
-        aside = state_dir / migrating.BACKUPS / f"before-restore-{now:%Y%m%dT%H%M%S}"
-        aside.mkdir(parents=True, mode=0o700)
+    aside = state_dir / migrating.BACKUPS / f"before-restore-{now:%Y%m%dT%H%M%S}"
+    with ExitStack() as undo:
+        if there:
+            aside.mkdir(parents=True, mode=0o700)
+            undo.callback(aside.rmdir)
         for path in there:
             path.rename(aside / path.name)
-    for path in sorted(fresh.iterdir()):
-        shutil.move(path, state_dir / path.name)
-    return aside
+            undo.callback((aside / path.name).rename, path)
+        for path in sorted(fresh.iterdir()):
+            undo.callback(_remove, state_dir / path.name)
+            shutil.move(path, state_dir / path.name)
+        undo.pop_all()
+    return aside if there else None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _name_state(config_file: Path, state_dir: Path) -> None:

@@ -204,7 +204,7 @@ def backup(config_file: Path, *, target: Path) -> None:
 @click.option("--replace", is_flag=True, help="Put a state that is there aside.")
 @click.argument("source", metavar="FILE", type=_FILE)
 def restore(folder: Path | None, replace: bool, source: Path) -> None:
-    """Put the state that 'cornerman backup' wrote to FILE in place; the daemon must be stopped.
+    """Put the state that 'cornerman backup' wrote to FILE in place; daemon and relay must be stopped.
 
     Connection strings are valid again, and leases that were live then have a whole TTL to come back. A configuration that is
     there stays as it is.

@@ -32,6 +32,7 @@ from orchestrator.api.app import Api, create_app
 from orchestrator.api.lanes import ARRIVING
 from orchestrator.config import Config, load
 from orchestrator.errors import CornermanError
+from orchestrator.lock import using
 from orchestrator.store.database import Database
 
 ENDS_WITHIN_S = 3.0
@@ -143,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load(chosen.config)
         logs.configure(config.log_level)
-        serve(config)
+        with using(config.database):
+            serve(config)
     except (CornermanError, OSError) as fault:
         print(f"cornerman: {_words(fault)}", file=sys.stderr)  # noqa: T201 - for the journal, whatever the log is
         return 1

@@ -24,6 +24,7 @@ from orchestrator.config import Config
 from orchestrator.errors import ConfigError, CornermanError, Unavailable
 from orchestrator.exits import Exit
 from orchestrator.leasing import Leasing
+from orchestrator.lock import AlreadyRunning, using
 from orchestrator.notify import Notifier
 from orchestrator.policies import policies
 from orchestrator.relay.certificate import Certificate
@@ -41,6 +42,7 @@ _EXITS: dict[type[CornermanError], Exit] = {
     ConfigError: Exit.CONFIG,
     PortTaken: Exit.PORT_TAKEN,
     Unavailable: Exit.STATE,
+    AlreadyRunning: Exit.ALREADY_RUNNING,
 }
 
 
@@ -51,7 +53,8 @@ def serve(config_file: Path, *, child: bool = False) -> Exit:
     try:
         config = configuration.load(config_file)
         logs.configure(config.log_level)
-        asyncio.run(_run(config, notifier, child=child))
+        with using(config.database):
+            asyncio.run(_run(config, notifier, child=child))
     except CornermanError as error:
         log.error(str(error))
         notifier.status(str(error))

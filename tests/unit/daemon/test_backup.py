@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
+import shutil
 import sqlite3
 import tarfile
 from contextlib import closing
@@ -14,7 +17,7 @@ from client_sdk import _url
 from orchestrator import auth, config, places, setup, tls
 from orchestrator.backup import back_up, restore
 from orchestrator.errors import ConfigError
-from orchestrator.lock import AlreadyRunning, owning
+from orchestrator.lock import AlreadyRunning, owning, using
 from orchestrator.setup import Choices, Made
 from orchestrator.store import meta, migrating, principals
 from orchestrator.store.database import Database
@@ -99,6 +102,43 @@ def test_a_running_daemon_is_not_pulled_away_from_under_itself(host: Made, tmp_p
     with owning(host.state_dir / "cornerman.db"), pytest.raises(AlreadyRunning, match="stop it first"):
         restore(file, host.config, host.state_dir, replace=True, now=NOW)
     assert _contents(host.state_dir) | {"cornerman.db.lock": b""} == before | {"cornerman.db.lock": b""}
+
+
+def test_a_running_relay_keeps_its_state(host: Made, tmp_path: Path) -> None:
+    """The relay is a unit of its own, and would go on with the state that was put aside: restoring waits until it is stopped."""
+    file = _back_up(host, tmp_path / "backup")
+    database = host.state_dir / "cornerman.db"
+    with (
+        using(database),
+        using(database),
+        pytest.raises(AlreadyRunning, match="systemctl stop cornerman cornerman-relay"),
+    ):
+        restore(file, host.config, host.state_dir, replace=True, now=NOW)
+    assert not (host.state_dir / "backups").exists()
+    restore(file, host.config, host.state_dir, replace=True, now=NOW)
+
+
+def test_a_restore_that_fails_half_way_leaves_the_state_as_it_was(
+    host: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full when half of the files are in place: what was there is there again."""
+    file = _back_up(host, tmp_path / "backup")
+    before = _contents(host.state_dir)
+    move, moved = shutil.move, list[str]()
+
+    def full(source: Path, target: Path) -> None:
+        if len(moved) == 2:
+            target.write_bytes(b"a part of it")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        moved.append(source.name)
+        move(source, target)
+
+    monkeypatch.setattr(shutil, "move", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        restore(file, host.config, host.state_dir, replace=True, now=NOW)
+    after = _contents(host.state_dir)
+    assert {name: content for name, content in after.items() if not name.endswith(".lock")} == before
+    assert len(moved) == 2
 
 
 def _cut(file: Path) -> None:
