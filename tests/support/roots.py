@@ -86,6 +86,9 @@ def _fill(distribution: Distribution, tree: Path) -> None:
         *script,
         timeout_s=500,
     )
+    if distribution.options == _UBUNTU:  # as every machine of Ubuntu has it; Python 3.11 of 22.04 is there alone
+        with (tree / "etc/apt/sources.list").open("a") as sources:
+            sources.write(f"deb {distribution.mirror} {distribution.suite}-updates main universe\n")
 
 
 def _from_image(tree: Path) -> bool:
