@@ -12,7 +12,6 @@ import json
 import os
 import pwd
 import re
-import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -274,7 +273,7 @@ def _hand_over(state_dir: Path) -> None:
     if user is None:
         return
     for path in (state_dir, *state_dir.rglob("*")):
-        shutil.chown(path, user.pw_uid, user.pw_gid)
+        os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)  # that user could have put a link there
 
 
 @contextmanager

@@ -309,3 +309,16 @@ def test_what_root_sets_up_belongs_to_the_daemons_user(tmp_path: Path, monkeypat
     assert (made.config.stat().st_uid, made.config.stat().st_gid) == (0, user.pw_gid)
     assert made.config.stat().st_mode & 0o777 == 0o640
     assert (made.admin_url.stat().st_uid, made.admin_url.stat().st_mode & 0o777) == (0, 0o600)
+
+
+def test_giving_the_state_away_follows_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that the daemon's user left in its folder gives away no file of somebody else, and one to nowhere hinders nothing."""
+    made = _init(tmp_path / "d")
+    monkeypatch.setattr(setup, "_service_user", lambda: pwd.getpwuid(os.geteuid()))
+    mine = tmp_path / "mine"
+    mine.write_text("")
+    before = mine.stat().st_ctime_ns
+    (made.state_dir / "link").symlink_to(mine)
+    (made.state_dir / "nowhere").symlink_to(tmp_path / "absent")
+    setup.hand_over_all(made.config, made.state_dir)
+    assert mine.stat().st_ctime_ns == before
