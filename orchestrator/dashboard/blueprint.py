@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 from flask import Blueprint, Flask, Response, g, render_template, request
 
 from orchestrator.api.bodies import Bodies
@@ -18,9 +19,11 @@ from orchestrator.dashboard.gate import CSRF_FIELD, CSRF_HEADER, Gate, token_in
 from orchestrator.dashboard.history import History, as_event
 from orchestrator.dashboard.sessions import Sessions
 from orchestrator.dashboard.stream import LiveStream
-from orchestrator.errors import Forbidden, Unavailable, Unprocessable
-from orchestrator.model import Scope
+from orchestrator.errors import Forbidden, TooMany, Unavailable, Unprocessable
+from orchestrator.model import Caller, Scope
 from orchestrator.store import events
+
+log = structlog.get_logger("cornerman.dashboard")
 
 NAME = "dashboard"
 MOST_PICTURES = 64
@@ -74,6 +77,14 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
         page = render_template("login.html", csrf=session.csrf, fault=fault, version=assets.version)
         return gate.hand_out(Response(page, status, mimetype="text/html"), session)
 
+    def tell(caller: Caller, kind: str, text: str) -> None:
+        try:
+            with services.database.write() as db:
+                gate.ended.keep(db)
+                events.record(db, kind, text, now=services.now(), actor=caller.principal, token_id=caller.token_id)
+        except Unavailable as error:  # a full disk must not keep anybody from looking
+            log.warning(text, token=caller.token_id, fault=str(error))
+
     @blueprint.get("/", **_PLAIN)
     def front() -> Response:
         """The page, or the login page for who is not logged in"""
@@ -98,7 +109,12 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
     @blueprint.post("/login", **_PLAIN)
     def login() -> Response:
         """Begin a session with a token"""
-        gate.take_login()
+        try:
+            gate.take_login()
+        except TooMany:
+            return login_page(
+                429, "Many log-ins were tried from your address just now: wait some seconds, then try again."
+            )
         fields = gate.form()
         try:
             gate.check_origin(fields.get(CSRF_FIELD))
@@ -108,19 +124,17 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
         caller = services.tokens.find(sha256)
         if caller is None:
             return login_page(401, "This token is not known: it was revoked or mistyped. Ask whoever runs this host.")
-        with services.database.write() as db:
-            text = f"{caller.principal} logged in to the dashboard"
-            events.record(
-                db, "session.opened", text, now=services.now(), actor=caller.principal, token_id=caller.token_id
-            )
+        tell(caller, "session.opened", f"{caller.principal} logged in to the dashboard")
         return gate.hand_out(_see_other(), gate.sessions.begin(sha256))
 
     @blueprint.post("/logout", **_PLAIN)
     def logout() -> Response:
-        """End the session in this browser"""
-        fields = gate.form()
-        if g.caller is not None:
+        """End the session, in this browser and wherever its cookie was copied to"""
+        fields, caller = gate.form(), g.caller
+        if caller is not None:
             gate.check_origin(fields.get(CSRF_FIELD))
+            gate.ended.add(g.session)
+            tell(caller, "session.closed", f"{caller.principal} logged out of the dashboard")
         return gate.take_back(_see_other())
 
     @blueprint.get("/dashboard/static/<version>/<name>", **_PLAIN)
@@ -158,7 +172,7 @@ def _live(blueprint: Blueprint, dashboard: Dashboard) -> None:
                 services,
                 g.caller,
                 g.session,
-                sessions=gate.sessions,
+                is_over=gate.is_over,
                 history=dashboard.history,
                 place=g.pop("place"),
                 watchers=dashboard.watchers,

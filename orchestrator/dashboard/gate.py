@@ -10,6 +10,7 @@ from client_sdk.models import MAX_BODY_BYTES
 from orchestrator.api.problems import BadRequest, WrongMediaType, too_large
 from orchestrator.api.services import Services
 from orchestrator.auth import LONGEST_TOKEN, RateLimit
+from orchestrator.dashboard.ended import Ended
 from orchestrator.dashboard.sessions import Session, Sessions, same
 from orchestrator.errors import Forbidden, Unauthenticated
 
@@ -39,14 +40,16 @@ class Gate:
 
     def __init__(self, services: Services, sessions: Sessions) -> None:
         self._services, self.sessions = services, sessions
+        self.ended = Ended(services.database, services.now)
         self._logins = RateLimit(LOGINS_PER_S)
 
     def enter(self) -> None:
         """Before each request: a place among the server's threads, and the session if there is one."""
         g.place = self._services.lanes.enter(vital=False)
         found = self.sessions.read(request.cookies.get(self.cookie_name))
-        g.ended = found is not None and found.token_sha256 is not None and self.sessions.is_over(found)
-        g.session = None if found is None or self.sessions.is_over(found) else found
+        over = found is not None and self.is_over(found)
+        g.ended = over and found is not None and found.token_sha256 is not None
+        g.session = None if over else found
         g.caller = None
         if g.session is not None and g.session.token_sha256 is not None:
             g.caller = self._services.tokens.find(g.session.token_sha256)
@@ -55,6 +58,10 @@ class Gate:
                 g.ended, g.session = True, None
             else:
                 self._services.rate.take(f"{g.caller.token_id} dashboard")
+
+    def is_over(self, session: Session) -> bool:
+        """Whether its time is up, or somebody logged out of it."""
+        return self.sessions.is_over(session) or self.ended.has(session)
 
     def admit(self) -> None:
         """Unauthenticated for a browser that is not logged in."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from orchestrator.api.lanes import Place
 from orchestrator.api.services import Services
 from orchestrator.dashboard import state
 from orchestrator.dashboard.history import History, as_event
-from orchestrator.dashboard.sessions import Session, Sessions
+from orchestrator.dashboard.sessions import Session
 from orchestrator.model import Caller
 
 LOOK_EVERY_S, LOOK_AT_LEAST_EVERY_S, PING_S = 1.0, 5.0, 15.0
@@ -25,12 +25,12 @@ class LiveStream:
         caller: Caller,
         session: Session,
         *,
-        sessions: Sessions,
+        is_over: Callable[[Session], bool],
         history: History,
         place: Place,
         watchers: threading.BoundedSemaphore,
     ) -> None:
-        self._parts, self._caller, self._session, self._sessions = parts, caller, session, sessions
+        self._parts, self._caller, self._session, self._is_over = parts, caller, session, is_over
         self._history, self._place = history, place
         self._watchers: threading.BoundedSemaphore | None = watchers
         self._begun, self._state, self._sampled_at = False, "", 0.0
@@ -62,7 +62,7 @@ class LiveStream:
         token = self._session.token_sha256 or ""
         return (
             not self._parts.stopping.is_set()
-            and not self._sessions.is_over(self._session)
+            and not self._is_over(self._session)
             and self._parts.tokens.still_valid(token)
         )
 

@@ -110,6 +110,41 @@ def test_logging_out_ends_the_session_in_this_browser(browser: Browser, ann: Des
     assert browser.get("/dashboard/state").status_code == 401
 
 
+def test_a_copied_cookie_ends_with_its_session(house: House, browser: Browser, ann: Desk, admin: Desk) -> None:
+    """Whoever copied the cookie before the log-out has nothing, also of an open stream and after a restart; others stay in."""
+    browser.log_in(ann.token)
+    other = Browser(house)
+    other.log_in(ann.token)
+    copy = browser.cookie
+    stream = browser.get("/dashboard/stream", buffered=False)
+    lines = iter(stream.response)
+    next(lines)
+    assert b"event: state" in next(lines)
+    assert browser.send("POST", "/logout", data={"csrf": browser.csrf}).status_code == 303
+    assert list(lines) == []
+    stream.close()
+    again = gate.Gate(house.app.services, sessions.Sessions(house.app.services.relay_secret, house.clock.now))
+    found = again.sessions.read(copy.value)
+    assert found is not None
+    assert again.is_over(found)
+    browser.client.set_cookie(copy.key, copy.value, domain="localhost")
+    assert browser.get("/dashboard/state").status_code == 401
+    assert "Your session has ended" in browser.get("/").get_data(as_text=True)
+    assert other.get("/dashboard/state").status_code == 200
+    assert [told.kind for told in admin.events()] == ["session.opened", "session.opened", "session.closed"]
+
+
+def test_a_full_disk_keeps_nobody_from_looking(house: House, browser: Browser, ann: Desk) -> None:
+    """Logging in and out works while nothing can be written: that is when somebody has to look."""
+    house.database._writing().execute("PRAGMA query_only = 1")
+    assert browser.log_in(ann.token).status_code == 303
+    copy = browser.cookie
+    assert browser.get("/dashboard/state").status_code == 200
+    assert browser.send("POST", "/logout", data={"csrf": browser.csrf}).status_code == 303
+    browser.client.set_cookie(copy.key, copy.value, domain="localhost")
+    assert browser.get("/dashboard/state").status_code == 401
+
+
 def test_a_forged_cookie_is_no_session(house: House, browser: Browser, ann: Desk) -> None:
     """A cookie that was changed, made elsewhere, or is no cookie at all opens nothing."""
     browser.log_in(ann.token)
@@ -154,9 +189,13 @@ def test_a_form_is_small_and_a_form(browser: Browser) -> None:
 
 def test_guessing_is_slowed_down(house: House, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """More attempts than a few a second from one address are refused."""
-    statuses = [browser.send("POST", "/login", data={"token": "x"}).status_code for _ in range(30)]
+    answers = [browser.send("POST", "/login", data={"token": "x"}) for _ in range(30)]
+    statuses = [answer.status_code for answer in answers]
     assert statuses.count(429) >= 30 - 2 * gate.LOGINS_PER_S - 5
     assert statuses[0] == 403
+    refused = answers[statuses.index(429)].get_data(as_text=True)
+    assert "wait some seconds" in refused
+    assert "Log in" in refused
 
 
 def test_without_tls_the_cookie_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
