@@ -71,7 +71,7 @@ class Lease:
         self._failing = ""
         self._announced: datetime | None = None
         self._tunnel: Tunnel | None = None
-        self._taken = False  # this process uses the lanes itself
+        self._taken = 0  # by how many this process uses the lanes itself
         self._heartbeat = self._start_heartbeat(first, via=via, local=local, deadlines_s=deadlines_s)
         self._on_collect = weakref.finalize(self, _abandon, self._owner, self._heartbeat, self._claim)
         self._on_collect.atexit = False
@@ -248,12 +248,12 @@ class Lease:
 
     def _lanes_are_taken(self) -> None:
         """The relay is about to turn the tunnel away, and that is right."""
-        self._taken = True
+        self._taken += 1
 
-    def _lanes_are_free(self) -> None:
-        """This process uses the lanes no more: the tunnel may have them again."""
-        self._taken = False
-        if self._tunnel is not None and not self._over and self._lost is None:
+    def _lanes_are_free(self, *, reached: bool) -> None:
+        """This process uses the lanes no more: the tunnel may have them again, unless the host was out of reach at the end."""
+        self._taken -= 1
+        if reached and not self._taken and self._tunnel is not None and not self._over and self._lost is None:
             self._tunnel.open_again()
 
     def _start_heartbeat(

@@ -181,11 +181,8 @@ def _lanes_of(lease: Lease) -> Iterator[WatchedLanes]:
     """The lanes of ``lease``, which listens for the stock client again afterwards if it did before."""
     if lease._taken:
         raise WrongArgument(
-            "The lanes of this lease are in use already: ask for advice before make_vec(), or on another lease."
+            "The lanes of this lease are in use: close the environments first, or ask for advice on another lease."
         )
-    try:
-        lanes = cast(WatchedLanes, WatchedLanes.of(lease))
-        with lanes:
-            yield lanes
-    finally:
-        lease._lanes_are_free()
+    lanes = cast(WatchedLanes, WatchedLanes.of(lease))
+    with lanes:
+        yield lanes

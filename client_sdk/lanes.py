@@ -71,6 +71,7 @@ class Lanes:
 
     def __init__(self, route: Route, *, open_within_s: float = OPEN_WITHIN_S) -> None:
         self._owner = os.getpid()
+        self._lease: weakref.ref[Lease] | None = None  # whose lanes they are, and free again when these close
         self._lock = threading.Lock()
         self._thread = _LineThread(route)
         self._on_collect = weakref.finalize(self, _LineThread.close, self._thread)
@@ -83,7 +84,7 @@ class Lanes:
 
     @classmethod
     def of(cls, lease: Lease, *, deadlines_s: Mapping[Method, float] | None = None) -> Lanes:
-        """The lanes of ``lease``, which stops listening for the stock client if it did.
+        """The lanes of ``lease``, which stops listening for the stock client until they are closed.
 
         ``deadlines_s`` says how long a call may take before its engine counts as hung.
         """
@@ -92,10 +93,15 @@ class Lanes:
             raise ConnectionFault(
                 f"The host {session.target.authority} runs no relay: set enabled = true in its [relay]."
             )
+        route = route_to(relay, session.target, ca_pem=session.ca_pem, ttl_s=lease.model.ttl_s, deadlines_s=deadlines_s)
         lease._lanes_are_taken()
-        return cls(
-            route_to(relay, session.target, ca_pem=session.ca_pem, ttl_s=lease.model.ttl_s, deadlines_s=deadlines_s)
-        )
+        try:
+            lanes = cls(route)
+        except BaseException:
+            lease._lanes_are_free(reached=False)
+            raise
+        lanes._lease = weakref.ref(lease)  # it ends when nobody holds it, whoever has lanes of it
+        return lanes
 
     @property
     def ranks(self) -> list[int]:
@@ -151,7 +157,12 @@ class Lanes:
     def close(self) -> None:
         """Close the connection; what is under way fails. Again is fine."""
         if os.getpid() == self._owner:
+            of, self._lease = self._lease, None
+            reached = of is not None and self.lost is None and self.out_of_reach is None
             self._on_collect()
+            lease = of() if of is not None else None
+            if lease is not None:
+                lease._lanes_are_free(reached=reached)
 
     def __enter__(self) -> Lanes:
         return self

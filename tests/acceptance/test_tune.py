@@ -71,5 +71,6 @@ def test_stock_client_plays_after_advice(running: RealDaemon) -> None:
         run = game.run
         game.step()
         assert game.run == run + 1
-        with Lanes.of(lease), pytest.raises(WrongArgument, match="in use already"):
+        with Lanes.of(lease), pytest.raises(WrongArgument, match="in use"):
             lease.advise("doapp")
+        assert lease.advise("doapp", seconds=0.2).envs == ENVS, "closed lanes are free again"
