@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ from orchestrator.errors import Unavailable
 
 RESERVE = 4
 ARRIVING = 16
+LOGINS, LOGINS_EACH = 16, 2
+"""So many forms of log-ins may be on their way, and so many of one address: no token is needed to begin one."""
 PATIENCE_S = 0.25
 BODY_PATIENCE_S = 0.05
 
@@ -18,7 +21,8 @@ class Lanes:
     """Threads belong to long polls and event streams (``streams`` of them), to ordinary calls, and the rest to vital ones.
 
     Vital are calls that keep a lease alive or give it back: nothing may hold them up. An ordinary call waits a moment
-    for its turn, a stream not at all. The server has ``ARRIVING`` threads more for calls whose body is yet to come.
+    for its turn, a stream not at all. The server has ``ARRIVING`` threads more for calls whose body is yet to come, and ``LOGINS`` for
+    those of strangers.
     """
 
     def __init__(self, threads: int, streams: int) -> None:
@@ -26,6 +30,8 @@ class Lanes:
         self.ordinary = threading.BoundedSemaphore(max(1, threads - streams - reserve))
         self.streams = threading.BoundedSemaphore(streams)
         self.arriving = threading.BoundedSemaphore(ARRIVING)
+        self._logins = Counter[str]()
+        self._logins_lock = threading.Lock()
 
     def enter(self, *, vital: bool) -> Place:
         """A place for a call that begins; Unavailable when there is none."""
@@ -44,6 +50,21 @@ class Lanes:
             yield
         finally:
             self.arriving.release()
+
+    @contextmanager
+    def login(self, address: str) -> Iterator[None]:
+        """As ``body``, for somebody from ``address`` who has shown no token yet."""
+        with self._logins_lock:
+            if self._logins[address] >= LOGINS_EACH or self._logins.total() >= LOGINS:
+                raise _full()
+            self._logins[address] += 1
+        try:
+            yield
+        finally:
+            with self._logins_lock:
+                self._logins[address] -= 1
+                if not self._logins[address]:
+                    del self._logins[address]
 
 
 def _full() -> Unavailable:

@@ -29,7 +29,7 @@ from granian.server import MTServer
 
 from orchestrator import logs, tls_files
 from orchestrator.api.app import Api, create_app
-from orchestrator.api.lanes import ARRIVING
+from orchestrator.api.lanes import ARRIVING, LOGINS
 from orchestrator.config import Config, load
 from orchestrator.errors import CornermanError
 from orchestrator.lock import using
@@ -55,7 +55,7 @@ class Server(MTServer):
             address=config.server.bind,
             port=config.server.port,
             interface=Interfaces.WSGI,
-            blocking_threads=config.server.threads + ARRIVING,
+            blocking_threads=config.server.threads + ARRIVING + LOGINS,
             blocking_threads_idle_timeout=600,
             http=HTTPModes.http1,  # one connection is one call at a time, so that the lanes mean what they say
             websockets=False,

@@ -111,11 +111,10 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
         """Begin a session with a token"""
         try:
             gate.take_login()
-        except TooMany:
-            return login_page(
-                429, "Many log-ins were tried from your address just now: wait some seconds, then try again."
-            )
-        fields = gate.form()
+            fields = gate.form()
+        except (TooMany, Unavailable) as error:
+            text = "Many log-ins were tried from your address just now: wait some seconds, then try again."
+            return login_page(error.status, text)
         try:
             gate.check_origin(fields.get(CSRF_FIELD))
         except Forbidden:
@@ -130,9 +129,9 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
     @blueprint.post("/logout", **_PLAIN)
     def logout() -> Response:
         """End the session, in this browser and wherever its cookie was copied to"""
-        fields, caller = gate.form(), g.caller
+        caller = g.caller
         if caller is not None:
-            gate.check_origin(fields.get(CSRF_FIELD))
+            gate.check_origin(gate.form().get(CSRF_FIELD))
             gate.ended.add(g.session)
             tell(caller, "session.closed", f"{caller.principal} logged out of the dashboard")
         return gate.take_back(_see_other())

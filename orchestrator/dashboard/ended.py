@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import threading
 
 from orchestrator.dashboard.sessions import Session
 from orchestrator.interfaces import Now
@@ -20,7 +21,7 @@ class Ended:
     """What the store remembers of them, by a hash of their secret."""
 
     def __init__(self, database: Database, now: Now) -> None:
-        self._now = now
+        self._now, self._lock = now, threading.Lock()
         with database.read() as db:
             self._until = _read(db)
 
@@ -31,9 +32,10 @@ class Ended:
     def add(self, session: Session) -> None:
         """From now on it is over."""
         now = self._now()
-        known = {**self._until, _name(session): session.expires_at}
-        newest = sorted(((at, name) for name, at in known.items() if at > now), reverse=True)[:MOST]
-        self._until = {name: at for at, name in newest}
+        with self._lock:
+            known = {**self._until, _name(session): session.expires_at}
+            newest = sorted(((at, name) for name, at in known.items() if at > now), reverse=True)[:MOST]
+            self._until = {name: at for at, name in newest}
 
     def keep(self, db: sqlite3.Connection) -> None:
         """Have the store remember them."""

@@ -115,14 +115,17 @@ class Gate:
             raise Forbidden("This did not come from the page as it is now: load it again, and try once more.")
 
     def form(self) -> dict[str, str]:
-        """The fields of a form that was sent."""
+        """The fields of a form that was sent; while it is on its way it takes no place from calls."""
         if request.mimetype != "application/x-www-form-urlencoded":
             raise WrongMediaType("The form must be sent as browsers do: application/x-www-form-urlencoded.")
         length = request.content_length
         if length is None or length > MAX_BODY_BYTES:
             raise too_large()
-        with self._services.lanes.body():
+        lanes = self._services.lanes
+        g.place.leave()
+        with lanes.login(request.remote_addr or "") if g.caller is None else lanes.body():
             raw = bytes(request.environ["wsgi.input"].read(length)) if length else b""
+        g.place = lanes.enter(vital=False)
         try:
             fields = parse_qs(raw.decode("ascii"), keep_blank_values=True, max_num_fields=10, errors="strict")
         except ValueError:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
-from tests.support.api_server import ApiServer, renew_for
+from tests.support.api_server import ApiServer, Client, renew_for
 from tests.support.waiting import wait_until
+
+FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
@@ -86,3 +90,39 @@ def test_listeners_that_never_read_hold_up_nobody(server: ApiServer) -> None:
         server.process.terminate()
         assert server.process.wait(10) == 0
         assert time.monotonic() - began < 5
+
+
+def _begin_login(server: ApiServer, source: str) -> ssl.SSLSocket:
+    """Sends the head of a log-in, and none of its form."""
+    peer = server.connect(source=source)
+    peer.sendall(f"POST /login HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\nContent-Length: 500\r\n\r\n".encode())
+    return peer
+
+
+def _log_in(server: ApiServer, source: str) -> int:
+    """The status of a whole log-in."""
+    with contextlib.closing(server.connect(source=source)) as connection:
+        client = Client(connection, None)
+        client.send("GET", "/")
+        _, headers, page = client.receive()
+        secret = re.search(rb'name="csrf" value="([^"]+)"', page)
+        assert secret is not None
+        form = urlencode({"token": server.lease, "csrf": secret[1].decode()})
+        cookie = headers["Set-Cookie"].partition(";")[0]
+        head = f"POST /login HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\nContent-Length: {len(form)}\r\nCookie: {cookie}"
+        connection.sendall(f"{head}\r\n\r\n{form}".encode())
+        return client.receive()[0]
+
+
+def test_logins_that_never_arrive_hold_up_nobody(server: ApiServer) -> None:
+    """Strangers need no token to begin a log-in: however many never send their form, calls and leases go on, and others log in."""
+    with contextlib.ExitStack() as undo:
+        for number in range(25):
+            undo.enter_context(contextlib.closing(_begin_login(server, f"127.0.0.{2 + number // 5}")))
+        for _ in range(10):
+            with server.client() as client:
+                assert client.call("GET", "/v1/whoami")[0] == 200
+                status, lease = client.call("POST", "/v1/leases", {"envs": 1})
+                assert status == 201
+                assert client.call("DELETE", f"/v1/leases/{lease['id']}")[0] == 204
+        assert _log_in(server, "127.0.0.1") == 303

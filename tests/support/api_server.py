@@ -109,9 +109,9 @@ class ApiServer:
                 meta.put(db, "pool_alive_at", repr(time.time()))
             self._alive.wait(2)
 
-    def connect(self, *, timeout_s: float = 30.0) -> ssl.SSLSocket:
+    def connect(self, *, timeout_s: float = 30.0, source: str = "127.0.0.1") -> ssl.SSLSocket:
         """A new connection, its certificate held against the CA."""
-        raw = socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+        raw = socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s, source_address=(source, 0))
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self.context.wrap_socket(raw, server_hostname=NAME)
 
