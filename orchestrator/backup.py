@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import sqlite3
 import tarfile
@@ -45,14 +46,14 @@ def back_up(config: Config, config_file: Path, target: Path, *, now: datetime) -
     """Write ``target``, while the daemon runs or not; ConfigError, with no file left, when that cannot be."""
     if not config.database.exists():
         raise ConfigError(f"There is no database in {config.state_dir}: set this host up with 'cornerman init' first.")
-    part = target.with_name(f".{target.name}.part")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         with tempfile.TemporaryDirectory(prefix=".backup-", dir=target.absolute().parent) as folder:
             database = Path(folder) / config.database.name
             copies.copy(config.database, database)
             with closing(sqlite3.connect(database)) as db:
                 kept = Kept(__version__, migrating.version_of(db), now.isoformat(timespec="seconds"))
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
                 _add_text(archive, json.dumps({"form": _FORM, **_fields(kept)}))
                 archive.add(database, f"{_STATE}/{database.name}")

@@ -69,6 +69,18 @@ def test_only_its_owner_reads_it(host: Made, tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
 
 
+def test_nobody_can_prepare_a_place_for_the_secrets(host: Made, tmp_path: Path) -> None:
+    """In a folder that others may write to, as /tmp, a link or file that somebody left there gets nothing of it."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / ".backup.part").symlink_to(victim)
+    (tmp_path / "backup").symlink_to(victim)
+    file = _back_up(host, tmp_path / "backup")
+    assert victim.read_text() == "mine"
+    assert not file.is_symlink()
+    assert file.stat().st_mode & 0o077 == 0
+
+
 def test_a_backup_holds_what_was_written_last(host: Made, tmp_path: Path) -> None:
     """While a daemon writes: what is committed is in it, though it is only in SQLite's log yet."""
     database = Database.open(host.state_dir / "cornerman.db")
