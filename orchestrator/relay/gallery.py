@@ -11,6 +11,7 @@ import asyncio
 import base64
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,10 @@ class Allowance:
         return min(LATEST_S, max(SOONEST_S, engines * EACH_S, -self._left_s / SHARE))
 
 
+# From 3.13 on asyncio removes the socket at the end, by a path that leads there only while it is made. The next relay removes it.
+_LEFT_THERE: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+
+
 class Gallery:
     """Answers on the socket; ``lanes`` are those there are now, by the engine they step."""
 
@@ -68,7 +73,7 @@ class Gallery:
         """Begin to answer; a relay that cannot is a relay without pictures."""
         try:
             with local_socket.address(state_dir, local_socket.PICTURES) as path:
-                self._server = await asyncio.start_unix_server(self._serve, path, limit=MOST_ASKED)
+                self._server = await asyncio.start_unix_server(self._serve, path, limit=MOST_ASKED, **_LEFT_THERE)
                 os.chmod(path, 0o600)
         except OSError as fault:
             log.warning("the dashboard will have no pictures", fault=str(fault))
