@@ -76,7 +76,8 @@ class Records:
         """A pool's new image cannot be had: it goes on with the one it has, says why, and tries again."""
         now = self._now()
         with self._database.write() as db:
-            if pools.note_repin_fault(db, pool.name, fault=fault, retry_at=now + MAX_BACKOFF_S):
+            again = now + MAX_BACKOFF_S
+            if pools.note_repin_fault(db, pool.name, image=pool.image, fault=fault, retry_at=again):
                 text = f"pool {pool.name} goes on with {pool.pinned}, because {pool.image} cannot be had: {fault}"
                 events.record(db, "pool.image_failed", text, now=now, pool=pool.name)
 

@@ -57,11 +57,13 @@ def ask_fresh(db: sqlite3.Connection, name: str) -> None:
     db.execute("UPDATE pools SET repin = ?, repin_fault = NULL, repin_retry_at = 0 WHERE name = ?", (FETCH, name))
 
 
-def note_repin_fault(db: sqlite3.Connection, name: str, *, fault: str, retry_at: float) -> bool:
-    """The image cannot be had; True when that is news."""
-    row = db.execute("SELECT repin_fault FROM pools WHERE name = ?", (name,)).fetchone()
+def note_repin_fault(db: sqlite3.Connection, name: str, *, image: str, fault: str, retry_at: float) -> bool:
+    """``image`` cannot be had; True when that is news. Nothing is noted when the pool shall have another one by now."""
+    row = db.execute("SELECT repin_fault FROM pools WHERE name = ? AND image = ? AND repin", (name, image)).fetchone()
+    if row is None:
+        return False
     db.execute("UPDATE pools SET repin_fault = ?, repin_retry_at = ? WHERE name = ?", (fault, retry_at, name))
-    return row is not None and row[0] != fault
+    return bool(row[0] != fault)
 
 
 def pin(db: sqlite3.Connection, name: str, *, image: str, pinned: str | None, done: int = LOOK_UP) -> bool:

@@ -403,7 +403,7 @@ def test_an_unchanged_configuration_keeps_what_was_changed_while_running(databas
         pools.configure(db, "main", min_ready=1, max_engines=4, image="engine:1")
         assert pools.get(db, "main", policies).min_ready == 3
         pools.ask_fresh(db, "main")
-        pools.note_repin_fault(db, "main", fault="engine:2 is not here", retry_at=START)
+        pools.note_repin_fault(db, "main", image="engine:2", fault="engine:2 is not here", retry_at=START)
         pools.configure(db, "main", min_ready=2, max_engines=4, image="engine:1")
         pool = pools.get(db, "main", policies)
         assert (pool.repin, pool.repin_fault) == (0, None)
@@ -416,6 +416,19 @@ def test_a_pin_for_an_image_the_pool_has_left_is_refused(database: Database) -> 
         pools.update(db, "main", min_ready=1, max_engines=4, image="engine:2", paused=False)
         assert not pools.pin(db, "main", image="engine:1", pinned="sha-1")
         assert pools.get(db, "main", {"main": a_policy()}).pinned is None
+
+
+def test_an_image_that_cannot_be_had_is_not_held_against_the_next(database: Database) -> None:
+    """A fetch that fails after an administrator has moved on says nothing of the image chosen meanwhile, and delays it not."""
+    policies = {"main": a_policy()}
+    with database.write() as db:
+        pools.pin(db, "main", image="engine:1", pinned="sha-1")
+        pools.update(db, "main", min_ready=1, max_engines=4, image="engine:3", paused=False)
+        assert not pools.note_repin_fault(db, "main", image="engine:2", fault="engine:2 is not here", retry_at=START)
+        pool = pools.get(db, "main", policies)
+        assert (pool.repin, pool.repin_fault, pool.repin_retry_at) == (LOOK_UP, None, 0)
+        assert pools.note_repin_fault(db, "main", image="engine:3", fault="nor is engine:3", retry_at=START)
+        assert pools.get(db, "main", policies).repin_fault == "nor is engine:3"
 
 
 def test_what_is_asked_for_during_a_look_up_is_not_forgotten(database: Database) -> None:
