@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from client_sdk import Cornerman
-from orchestrator import tls
 from tests.support import certificates
 from tests.support.left_out import leave_out
 from tests.support.play import Game, over_grpc
@@ -61,7 +60,7 @@ def render(daemon: RealDaemon, folder: Path) -> str:
         "cornerman.example.org;": f"{PUBLIC};",
         "/etc/ssl/certs/cornerman.example.org.pem": str(folder / "server.pem"),
         "/etc/ssl/private/cornerman.example.org.key": str(folder / "server.pem"),
-        "/var/lib/cornerman/ca.pem": str(tls.files(config.state_dir).ca),
+        "/var/lib/cornerman/": f"{config.state_dir}/",
         "proxy_buffering off;\n        proxy_read_timeout 60s;": f"proxy_buffering off;\n        proxy_read_timeout {READ_TIMEOUT_S}s;",
     }
     for old, new in changes.items():
