@@ -83,7 +83,7 @@ def _pages(blueprint: Blueprint, dashboard: Dashboard) -> None:
                 gate.ended.keep(db)
                 events.record(db, kind, text, now=services.now(), actor=caller.principal, token_id=caller.token_id)
         except Unavailable as error:  # a full disk must not keep anybody from looking
-            log.warning(text, token=caller.token_id, fault=str(error))
+            log.warning(text, token_id=caller.token_id, fault=str(error))
 
     @blueprint.get("/", **_PLAIN)
     def front() -> Response:
