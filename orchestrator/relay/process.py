@@ -74,7 +74,7 @@ async def _run(config: Config, notifier: Notifier, *, child: bool) -> None:
         threading.Thread(target=_watch_parent, args=(loop, stop), name="parent", daemon=True).start()
     secret = ensure_secret(config.state_dir)
     certificate = Certificate(config) if config.server.tls else None
-    database = Database.open(config.database)
+    database = _open(config)
     changes = Changes(database)
     directory = Directory(database, Leasing(database, policies(config), time.time))
     relay = Relay(
@@ -97,6 +97,13 @@ async def _run(config: Config, notifier: Notifier, *, child: bool) -> None:
         await gallery.close()
         await relay.stop()
         database.close()
+
+
+def _open(config: Config) -> Database:
+    try:
+        return Database.open(config.database)
+    except ConfigError as error:  # its file, not the configuration: another try may succeed
+        raise Unavailable(str(error)) from error
 
 
 async def _listen(relay: Relay, config: Config, certificate: Certificate | None) -> None:

@@ -80,6 +80,8 @@ class Database:
             database.close()
             broken = any(sign in str(error) for sign in _BROKEN)
             cure = "restore it from a backup" if broken else f"check the owner and the free space of {path.parent}"
+            if "locked" in str(error):
+                cure = "another process is busy with it, perhaps moving it to a newer schema; try again in a moment"
             raise ConfigError(f"The database {path} cannot be opened ({error}): {cure}.") from error
         except BaseException:
             database.close()

@@ -490,3 +490,13 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     (sentence,) = (line["event"] for line in lines if line["level"] == "error")
     return str(sentence)
+
+
+def test_a_state_that_cannot_be_opened_yet_is_tried_again(tmp_path: Path) -> None:
+    """A full disk, or a daemon that still moves the database to a newer schema, does not end the relay for good: systemd goes on trying."""
+    done = cornerman("init", "--dir", str(tmp_path / "d"), "--runtime", "process")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "d" / "state" / "cornerman.db").write_text("what is this?" * 1000)
+    done = cornerman("relay", "--dir", str(tmp_path / "d"))
+    assert done.returncode == Exit.STATE
+    assert "cannot be opened" in done.stderr

@@ -168,3 +168,15 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path: Path, known: tuple[s
         ConfigError, match=r"newer Cornerman \(schema \d+, this one knows \d+\): upgrade Cornerman, or restore"
     ):
         Database.open(path)
+
+
+def test_a_database_that_another_process_migrates_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemon and relay start together after an upgrade: who comes second and waits too long looks for no full disk."""
+    monkeypatch.setattr("orchestrator.store.database.BUSY_TIMEOUT_S", 0.1)
+    path = tmp_path / "cornerman.db"
+    Database.open(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ConfigError, match="busy with it.*try again"):
+            Database.open(path)
+    Database.open(path).close()
