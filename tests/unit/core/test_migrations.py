@@ -177,6 +177,6 @@ def test_a_database_that_another_process_migrates_is_told_so(tmp_path: Path, mon
     Database.open(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(ConfigError, match="busy with it.*try again"):
+        with pytest.raises(ConfigError, match=r"busy with it.*try again"):
             Database.open(path)
     Database.open(path).close()
