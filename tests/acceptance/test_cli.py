@@ -330,7 +330,7 @@ def test_status_shows_pools_engines_and_leases(host: RealDaemon) -> None:
     assert "default" in done.stdout
     shown = json.loads(host.run("status", "--dir", str(host.folder), "--json").stdout)
     assert [pool["name"] for pool in shown["pools"]] == ["default"]
-    assert set(shown) == {"pools", "engines", "leases"}
+    assert set(shown) == {"pools", "engines", "leases", "host"}
 
 
 def test_status_without_a_daemon_says_so(own: RealDaemon) -> None:
