@@ -34,7 +34,6 @@ class Distribution:
     """What debootstrap needs to make the root of one."""
 
     suite: str
-    mirror: str = "http://deb.debian.org/debian"
     script: str | None = None
     options: tuple[str, ...] = ()
 
@@ -43,8 +42,8 @@ _UBUNTU = ("--no-check-gpg", "--components=main,universe")  # its keys are in no
 DISTRIBUTIONS = {
     "debian-12": Distribution("bookworm"),
     "debian-13": Distribution("trixie"),
-    "ubuntu-22.04": Distribution("jammy", "http://archive.ubuntu.com/ubuntu", "gutsy", _UBUNTU),
-    "ubuntu-24.04": Distribution("noble", "http://archive.ubuntu.com/ubuntu", "gutsy", _UBUNTU),
+    "ubuntu-22.04": Distribution("jammy", "gutsy", _UBUNTU),
+    "ubuntu-24.04": Distribution("noble", "gutsy", _UBUNTU),
 }
 
 
@@ -75,20 +74,20 @@ def base(name: str) -> Path:
 def _fill(distribution: Distribution, tree: Path) -> None:
     if distribution.suite == "bookworm" and _from_image(tree):
         return
-    script = () if distribution.script is None else (distribution.script,)
+    script = () if distribution.script is None else ("", distribution.script)  # from the distribution's own mirror
     _run(
         "debootstrap",
         "--variant=minbase",
         *distribution.options,
         distribution.suite,
         tree,
-        distribution.mirror,
         *script,
         timeout_s=500,
     )
     if distribution.options == _UBUNTU:  # as every machine of Ubuntu has it; Python 3.11 of 22.04 is there alone
-        with (tree / "etc/apt/sources.list").open("a") as sources:
-            sources.write(f"deb {distribution.mirror} {distribution.suite}-updates main universe\n")
+        sources = tree / "etc/apt/sources.list"
+        mirror = sources.read_text().split()[1]
+        sources.write_text(sources.read_text() + f"deb {mirror} {distribution.suite}-updates main universe\n")
 
 
 def _from_image(tree: Path) -> bool:
