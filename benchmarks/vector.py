@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--seconds", type=float, default=2.0)
     given = parser.parse_args()
-    chosen = Chosen(1, 1.0, 1536) if given.quick else Chosen(5, given.seconds, 24_576)
+    chosen = Chosen(1, 1.0, 1536) if given.quick else Chosen(5, given.seconds, 12_288)
     figures, rows = dict[str, float](), list[tuple[object, ...]]()
     for name in _parts(given.parts):
         found, lines = PARTS[name](chosen)
