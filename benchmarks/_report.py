@@ -38,18 +38,21 @@ def write_results(
     head: Sequence[str] = (),
     rows: Sequence[Sequence[object]] = (),
     note: str = "",
+    add: bool = False,
 ) -> Path:
     """Write benchmarks/results/<name>.json with these figures, rounded to four significant digits.
 
-    A table of ``rows`` under ``head`` and a ``note`` on how all was measured go with them onto the page.
+    A table of ``rows`` under ``head`` and a ``note`` on how all was measured go with them onto the page. With ``add`` the other figures
+    of the file stay, because another benchmark measures them.
     """
-    rounded = {key: float(f"{value:.4g}") for key, value in figures.items()}
+    path = RESULTS / f"{name}.json"
+    rounded = json.loads(path.read_text(encoding="utf-8"))["figures"] if add and path.exists() else {}
+    rounded |= {key: float(f"{value:.4g}") for key, value in figures.items()}
     result: dict[str, object] = {"machine": machine(), "figures": rounded}
     if rows:
         result["table"] = {"head": list(head), "rows": [[_text(cell) for cell in row] for row in rows]}
     if note:
         result["note"] = note
-    path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return path

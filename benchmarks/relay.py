@@ -170,6 +170,7 @@ def main() -> int:
             "relay.cpu_ms_full": relay_ms["full"],
             "frames.ratio": min(shrinking.values()),
         },
+        add=True,
     )
     return 0
 

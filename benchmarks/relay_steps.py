@@ -169,13 +169,14 @@ def main() -> int:
         [(name, one.direct_ms, one.other_ms, one.ratio, one.busy_percent) for name, one in rows],
     )
     write_results(
-        "relay_steps",
+        "relay",
         {
             "relay.over_direct_small": small.ratio,
             "relay.over_direct_full": full.ratio,
             "relay.over_direct_unlimited": unlimited.ratio,
             "relay.lanes_over_direct_unlimited": batch.ratio,
         },
+        add=True,
     )
     return 0
 

@@ -34,6 +34,16 @@ class Aim:
 
 
 AIMS = {
+    "relay.over_direct_small": Aim(
+        "Loopback: a step at published speed through tunnel and relay, as a multiple of a direct one, 128x128x1",
+        most=1.05,
+    ),
+    "relay.over_direct_full": Aim("The same with 480x512x3", most=1.12),
+    "relay.over_direct_unlimited": Aim("The same with an unlimited engine, 128x128x1", most=2.6),
+    "relay.lanes_over_direct_unlimited": Aim("The same, 12 environments by lanes in process", most=1.2),
+    "relay.cpu_ms_small": Aim("CPU of the relay for a step of 128x128x1, in ms", most=0.5),
+    "relay.cpu_ms_full": Aim("The same for 480x512x3", most=2.5),
+    "frames.ratio": Aim("Full frames of the practice engine's fights shrink to 1/", least=30),
     "lease.p50_over_get": Aim("Warm lease at 50 a second: p50, as a multiple of an empty authorised GET's", most=1.5),
     "lease.p99_over_get": Aim("The same, p99", most=2.5),
     "lease.pairs_over_get": Aim(
