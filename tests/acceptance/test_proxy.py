@@ -82,7 +82,8 @@ def test_through_a_proxy(
                 had = game.run
                 game.step()
                 assert game.run == had + 1
-            assert proxy.tunnels.count(relay) == 3
+                assert proxy.tunnels.count(relay) == 3
+            assert proxy.tunnels.count(relay) == 4, "the tunnel has its lanes again"
         assert proxy.refused == []
 
 
