@@ -157,11 +157,11 @@ def test_every_distribution(name: str) -> None:
     """With the distribution's own Docker and Python: a refused set-up and a killed run leave no obstacle, then it runs, twice, and goes."""
     port = free_port()
     choices: tuple[str, ...] = ("--port", str(port), "--relay-port", str(free_port()), "--public-host", "127.0.0.1")
-    choices += ("--credentials", "/root/diambra")
+    choices += ("--credentials", "/srv/diambra-login")
     with roots.machine(roots.base(name), binds={"/mnt": str(ROOT), **roots.pip_cache()}) as machine:
         machine.boot()
         machine.write("/etc/docker/daemon.json", QUIET_DOCKER)
-        machine.write("/root/diambra", "a login", mode=0o600)
+        machine.write("/srv/diambra-login", "a login", mode=0o600)
         environ = roots.pip_environment()
 
         refused = machine.run(

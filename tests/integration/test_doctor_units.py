@@ -55,5 +55,5 @@ def test_each_state_of_a_unit_is_told_and_its_cure_cures(machine: roots.Machine)
     wait_until(lambda: "has failed" in _found(machine).text, 10)
     cured(Level.FAULT, "has failed")
     machine.run("systemctl", "stop", NAME)
-    machine.run("sh", "-c", f"mv {FILE} /root/unit && systemctl mask {NAME}")
+    machine.run("sh", "-c", f"mv {FILE} /srv/unit && systemctl mask {NAME}")
     assert "masked" in _found(machine).text

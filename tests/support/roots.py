@@ -25,6 +25,7 @@ KEPT = ROOT / ".cache" / "roots"
 OWN_BASE = "cornerman-base:bookworm"  # what deploy/build-practice-image.sh keeps
 TOOLS = ("debootstrap", "unshare", "nsenter", "chroot")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+PIP_CACHE = "/var/cache/pip"  # inside a machine
 BOOT_S, STOP_S = 60, 30
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -291,10 +292,12 @@ def machine(lower: Path, *, binds: dict[str, str] | None = None) -> Iterator[Mac
 def pip_environment() -> dict[str, str]:
     """What pip in a machine needs to reach the registry as this machine does."""
     kept = {name: value for name, value in os.environ.items() if name in ("PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")}
+    if pip_cache():
+        kept["PIP_CACHE_DIR"] = PIP_CACHE
     return {**kept, "PIP_CERT": "/etc/ssl/tests-ca.crt"} if CERTIFICATES.exists() else kept
 
 
 def pip_cache() -> dict[str, str]:
     """A bind that saves a machine from fetching what this one has fetched."""
     found = Path("~/.cache/pip").expanduser()
-    return {"/root/.cache/pip": str(found)} if found.is_dir() else {}
+    return {PIP_CACHE: str(found)} if found.is_dir() else {}
