@@ -194,7 +194,8 @@ class Machine:
         """Mounts in the machine's own namespace, then systemd as its first process, in a control group of its own."""
         root = self.folder / "root"
         binds = "".join(
-            f"touch .{to} 2>/dev/null || mkdir -p .{to}; mount --bind {of} .{to}\n" for to, of in self.binds.items()
+            f"{'mkdir -p' if Path(of).is_dir() else 'touch'} .{to}; mount --bind {of} .{to}\n"
+            for to, of in self.binds.items()
         )
         return f"""
 mount --make-rprivate /
