@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import requests
 from pydantic import BaseModel, ValidationError
 from requests.exceptions import RequestException, SSLError
 from urllib3 import Retry
+from urllib3.exceptions import ProtocolError
 from urllib3.response import BaseHTTPResponse
 
 from client_sdk import _proxy, _trust
@@ -18,6 +19,12 @@ from client_sdk._problems import to_error
 from client_sdk._url import Target
 from client_sdk._version import API_VERSION, __version__
 from client_sdk.models import IDEMPOTENCY_HEADER, VERSION_HEADER
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+    from urllib3.connectionpool import ConnectionPool
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
@@ -29,6 +36,19 @@ A = TypeVar("A", bound=BaseModel)
 
 class _PatientRetry(Retry):
     """Tries again a few times, waits as long as the host asks for, but never for ever."""
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: BaseHTTPResponse | None = None,
+        error: Exception | None = None,
+        _pool: ConnectionPool | None = None,
+        _stacktrace: TracebackType | None = None,
+    ) -> Self:
+        if error is not None and _trust.broke(error):  # urllib3 takes it for a wrong certificate
+            error = ProtocolError(_trust.innermost(error))
+        return super().increment(method, url, response, error, _pool, _stacktrace)
 
     def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
         asked = super().get_retry_after(response)
@@ -132,17 +152,25 @@ class Session:
                 timeout=(min(CONNECT_TIMEOUT_S, read_timeout_s), read_timeout_s),
                 allow_redirects=False,
             )
-        except SSLError as fault:
-            fault.request = None  # it holds the token
-            raise UntrustedHost(
-                f"{self.target.authority} cannot prove to be the host that the connection string names "
-                f"({_trust.fault_text(fault)}); get a new string on the host, or look who answers there."
-            ) from fault
         except RequestException as fault:
             fault.request = None  # it holds the token
-            raise _trust.not_reached(self.target, fault, self._proxy) from fault
+            raise self._fault(fault) from fault
         self._check(response)
         return response
+
+    def _fault(self, fault: RequestException) -> UntrustedHost | ConnectionFault:
+        if not isinstance(fault, SSLError) or _trust.broke(fault):
+            return _trust.not_reached(self.target, fault, self._proxy)
+        text = _trust.fault_text(fault)
+        if _trust.untrusted(fault):
+            return UntrustedHost(
+                f"{self.target.authority} cannot prove to be the host that the connection string names ({text}); "
+                "get a new string on the host, or look who answers there."
+            )
+        return ConnectionFault(
+            f"What answers at {self.target.authority} does not speak TLS as a Cornerman daemon does ({text}); "
+            "check host and port in the connection string, and proxies on the way."
+        )
 
     def _check(self, response: requests.Response) -> None:
         spoken = response.headers.get(VERSION_HEADER)

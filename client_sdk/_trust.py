@@ -92,16 +92,31 @@ def context(ca_pem: str | None) -> ssl.SSLContext:
     return trusting
 
 
-def fault_text(fault: BaseException) -> str:
-    """The innermost words of a fault, without the objects that libraries wrap around them."""
+def innermost(fault: BaseException) -> BaseException:
+    """The fault that libraries wrapped their own around."""
     seen: list[BaseException] = []
     inner: Any = fault
     while isinstance(inner, BaseException) and inner not in seen:
         seen.append(inner)
         inner = getattr(inner, "reason", None) or inner.__cause__ or next(iter(inner.args), None)
-    last = seen[-1]
+    return seen[-1]
+
+
+def fault_text(fault: BaseException) -> str:
+    """The innermost words of a fault, without the objects that libraries wrap around them."""
+    last = innermost(fault)
     text = (last.strerror if isinstance(last, OSError) else None) or str(last) or type(last).__name__
     return text.rstrip(".")
+
+
+def broke(fault: BaseException) -> bool:
+    """Whether a fault of TLS is only a connection that ended in the middle, as when a daemon dies: that proves nothing."""
+    return isinstance(innermost(fault), ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError)
+
+
+def untrusted(fault: BaseException) -> bool:
+    """Whether a fault of TLS says who answered is not who should; any other says that TLS was not spoken at all."""
+    return isinstance(innermost(fault), ssl.SSLCertVerificationError)
 
 
 class Adapter(HTTPAdapter):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from client_sdk import (
     ConnectionFault,
@@ -23,6 +26,8 @@ from client_sdk import (
     UntrustedHost,
     VersionMismatch,
 )
+from client_sdk._http import Session
+from client_sdk._url import Target
 from tests.support import certificates
 from tests.support.fake_daemon import TOKEN, FakeDaemon, Seen, refusing, serving, times
 from tests.support.ports import free_port
@@ -269,3 +274,51 @@ def test_redirect_is_not_followed(daemon: FakeDaemon, host: Cornerman) -> None:
     daemon.faults.append(redirect)
     with pytest.raises(Refused):
         host.leases()
+
+
+@contextlib.contextmanager
+def _answering(replies: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """A port that reads the first bytes of each connection, sends the next reply and closes; what it read is kept."""
+    read: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    peer, _ = listener.accept()
+                    with peer:
+                        read.append(peer.recv(65536))
+                        peer.sendall(replies[min(len(read), len(replies)) - 1])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1], read
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _session(port: int) -> Session:
+    return Session(Target("127.0.0.1", port, SecretStr(TOKEN)))
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_daemon_that_dies_in_the_handshake(patient: bool) -> None:
+    """A connection that ends while TLS begins is no proof against the host: it is tried again like any that broke."""
+    with (
+        _answering([b""]) as (port, read),
+        pytest.raises(ConnectionFault, match=r"was not reached .*is the daemon running"),
+    ):
+        _session(port).command("DELETE", "/v1/leases/l-1", patient=patient)
+    assert len(read) == (5 if patient else 1)
+
+
+def test_port_without_tls() -> None:
+    """A port that answers in another protocol is said not to speak TLS; it is not asked for a better certificate."""
+    with (
+        _answering([b"SSH-2.0-OpenSSH_9.2\r\n"]) as (port, read),
+        pytest.raises(ConnectionFault, match="does not speak TLS"),
+    ):
+        _session(port).command("DELETE", "/v1/leases/l-1")
+    assert len(read) == 1

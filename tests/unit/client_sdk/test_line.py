@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 import tracemalloc
 from collections.abc import AsyncIterator
 
@@ -620,6 +621,24 @@ def test_accepts_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         port = listener.getsockname()[1]
         text = within(SOON_S, fault_of(Route(f"ws://127.0.0.1:{port}/v1/leases/l-1", TOKEN)))
     assert f"127.0.0.1:{port} accepts a connection but does not answer" in text
+
+
+def test_relay_that_dies_in_the_handshake() -> None:
+    """A connection that ends while TLS begins is no proof against the relay: it is only not reached."""
+
+    async def scenario() -> None:
+        async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.close()
+
+        server = await asyncio.start_server(leave, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        route = Route(f"wss://127.0.0.1:{port}/v1/leases/l-1", TOKEN, trusting=ssl.create_default_context())
+        text = await fault_of(route)
+        assert f"127.0.0.1:{port} was not reached" in text
+        server.close()
+
+    within(SOON_S, scenario())
 
 
 def test_something_else_listens() -> None:
