@@ -6,14 +6,13 @@ One machine plays notebook, line and host, as in ``benchmarks.wan``. Needs Stabl
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,60 +26,33 @@ if importlib.util.find_spec("stable_baselines3") is None:
 
 from benchmarks._host import host
 from benchmarks._report import print_table, write_results
-from benchmarks._vector_ways import async_way, gymnasium_way, sb3_way, sync_way, vector
-from benchmarks._wan_rig import Point, Rig, rig
+from benchmarks._vector_others import many, others
+from benchmarks._vector_samples import (
+    ASYNC,
+    BLOG,
+    FULL_ASYNC,
+    LINE,
+    NAMES,
+    NEAR,
+    ONE,
+    SYNC,
+    Chosen,
+    Turns,
+    Way,
+    plain,
+    rates,
+    ratio,
+    row,
+    taken,
+)
+from benchmarks._vector_ways import async_way, sync_way, vector
+from benchmarks._wan_rig import Point, rig
 from benchmarks._wan_ways import FULL, SMALL, Step, Stock
-from benchmarks.wan import BUSY_PERCENT, ENVS, Sample, measured
+from benchmarks.wan import BUSY_PERCENT, ENVS
 from client_sdk import Cornerman
 from client_sdk.lanes import Lanes
 
-LINE = {ratio: Point(0.030, 100e6, ratio, turns=5) for ratio in (6, 1)}
-NEAR, ONE, SYNC, ASYNC, BLOG, FULL_ASYNC = "near", "one", "sync", "async", "blog", "full"
-NAMES = {
-    SYNC: "vector, a batch at a time, 128x128x1",
-    ASYNC: "vector, whoever is ready, 128x128x1",
-    BLOG: "thread pool over open ports, full frames (the blog)",
-    FULL_ASYNC: "vector, whoever is ready, full frames",
-}
-COUNTS = (4, 8, 12, 16)
 EPISODES = tuple(60 + 7 * rank for rank in range(ENVS))  # steps, where resets are in the mix
-Turns = dict[str, list[Sample]]
-Way = Callable[[], contextlib.AbstractContextManager[Step]]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """How long and how often everything is measured."""
-
-    turns: int
-    seconds: float
-    ppo_steps: int
-
-
-def taken(rig: Rig, ways: Mapping[str, Way], chosen: Chosen) -> Turns:
-    """All ways in turn, so that a noisy moment falls on all."""
-    samples: Turns = {name: [] for name in ways}
-    for _ in range(chosen.turns):
-        for name, way in ways.items():
-            with way() as step:
-                samples[name].append(measured(rig, step, chosen.seconds))
-    return samples
-
-
-def rates(samples: Sequence[Sample], envs: int = ENVS) -> list[float]:
-    """Steps a second in each turn."""
-    return [envs / sample.batch_s for sample in samples]
-
-
-def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """The median of the turns' ratios."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
-
-
-def plain(step: Step) -> Way:
-    """A way that needs nothing around it."""
-    return lambda: contextlib.nullcontext(step)
-
 
 # ------------------------------------------------------------ beside what is possible
 
@@ -136,18 +108,6 @@ def limits(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
             by_way = {SYNC: batch, ASYNC: ready, FULL_ASYNC: ready}
             rows += [row(f"{point}: {NAMES[way]}", samples[way], by_way.get(way)) for way in NAMES if way in samples]
     return figures, rows
-
-
-def row(
-    name: str, samples: Sequence[Sample], limit: Sequence[float] | None = None, envs: int = ENVS
-) -> tuple[object, ...]:
-    """A line of the table."""
-    busy = [statistics.median(core) for core in zip(*(sample.busy for sample in samples), strict=True)]
-    star = "*" if statistics.mean(busy) > BUSY_PERCENT else ""
-    rate, most = statistics.median(rates(samples, envs)), statistics.median(limit) if limit else None
-    wire = statistics.median(sample.wire_bytes * ENVS / envs for sample in samples)
-    cores = " ".join(f"{core:.0f}" for core in busy) + star
-    return (name, rate, most if most else "", rate / most if most else "", wire, cores)
 
 
 def resets(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
@@ -223,30 +183,6 @@ def loopback(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]
     return figures, rows
 
 
-def others(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
-    """Beside AsyncVectorEnv and SubprocVecEnv over open ports, for several numbers of environments."""
-    rows, most = list[tuple[object, ...]](), max(COUNTS)
-    least: dict[str, list[float]] = {"async": [], "subproc": []}
-    for count in COUNTS:
-        with rig(3 * count) as end, ExitStack() as stack:
-            lanes = stack.enter_context(Lanes.of(end.lease(count, via="direct")))
-            far = [[end.over_line(env.address or "") for env in end.lease(count, via="direct").envs] for _ in range(2)]
-            vec = stack.enter_context(vector(lanes, SMALL, 6))
-            steps = {
-                "vector": sync_way(vec),
-                "async": stack.enter_context(gymnasium_way(far[0], SMALL, 6)),
-                "subproc": stack.enter_context(sb3_way(far[1], SMALL, 6)),
-            }
-            end.lay(LINE[6])
-            samples = taken(end, {name: plain(step) for name, step in steps.items()}, chosen)
-        for name in least:
-            mine, theirs = rates(samples["vector"], count), rates(samples[name], count)
-            least[name].append(statistics.median(mine) / statistics.median(theirs))
-        names = {"vector": NAMES[SYNC], "async": "AsyncVectorEnv, open ports", "subproc": "SubprocVecEnv, open ports"}
-        rows += [row(f"{count} of at most {most}: {names[name]}", samples[name], envs=count) for name in samples]
-    return {"vec.min_over_async": min(least["async"]), "vec.min_over_subproc": min(least["subproc"])}, rows
-
-
 def ppo(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
     """A training over the line beside the same one without distance."""
     from benchmarks import _vector_ppo  # with PyTorch, which no worker of the others needs
@@ -274,7 +210,7 @@ def ppo(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
     }, rows
 
 
-PARTS = {"limits": limits, "resets": resets, "loopback": loopback, "others": others, "ppo": ppo}
+PARTS = {"limits": limits, "resets": resets, "loopback": loopback, "others": others, "many": many, "ppo": ppo}
 HEAD = ("", "steps/s", "limit", "of limit", "bytes/step", "cores %")
 NOTE = (
     f"doapp on practice engines at published speed with pre-rendered frames, {ENVS} environments unless it says otherwise; notebook, line "
