@@ -14,6 +14,10 @@ class CloudFault(CornermanError):
     """AWS refused, or could not be asked; the text says what to do."""
 
 
+class Unreached(CloudFault):
+    """AWS did not answer; it may a moment later."""
+
+
 _NO_CREDENTIALS = "AWS does not know you: run `aws configure` (or `aws sso login`), or name a profile with --profile."
 _BY_CODE = {
     "ExpiredToken": "Your AWS login has expired: log in again (`aws sso login`, or new keys).",
@@ -84,8 +88,8 @@ def plainly() -> Iterator[None]:
         raise CloudFault("No AWS region is chosen: name one with --region, or run `aws configure`.") from fault
     except aws.InvalidRegionError as fault:
         raise CloudFault(f"{fault}: name another with --region.") from fault
-    except aws.HTTPClientError as fault:
-        raise CloudFault(
+    except (aws.HTTPClientError, aws.ConnectionError) as fault:
+        raise Unreached(
             f"AWS is not reached ({type(fault).__name__}): check this machine's network and --region."
         ) from fault
     except aws.BotoCoreError as fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from typing import Any
 
 from client_sdk._errors import CornermanError
 from client_sdk._progress import Progress
-from client_sdk.ec2.faults import CloudFault, in_words, plainly
+from client_sdk.ec2.faults import CloudFault, Unreached, in_words, plainly
 from client_sdk.ec2.machines import TAG, Machines
 
 POLL_S = 4.0
@@ -28,6 +29,8 @@ _CREATED = (
     "DELETE_FAILED",
 )
 _DELETED = ("DELETE_COMPLETE", "DELETE_FAILED")
+_RUN_TAG = "cornerman-run"
+_DESCRIPTION = "A Cornerman host"  # how the template's begins, also where somebody made the stack in the console
 _PARTS = {
     "Ports": "security group",
     "Role": "role",
@@ -83,6 +86,7 @@ class Stack:
         self.progress = progress
         self.pause, self.clock = pause, clock
         self._began = ""  # the id of the stack that this run makes
+        self._run = secrets.token_hex(16)
         with plainly():
             self._formation = session.client("cloudformation")
             self.machines = Machines(session.client("ec2"), name)
@@ -118,7 +122,9 @@ class Stack:
                     Capabilities=["CAPABILITY_IAM"],
                     OnFailure="DELETE",
                     StackPolicyBody=json.dumps(_POLICY),
-                    Tags=[{"Key": TAG, "Value": self.name}],
+                    # Sent again because an answer was lost, it makes no second one; and it tells whose the stack is.
+                    ClientRequestToken=self._run,
+                    Tags=[{"Key": TAG, "Value": self.name}, {"Key": _RUN_TAG, "Value": self._run}],
                 )["StackId"]
             end = self._await(self._began, _CREATED, within_s=MADE_WITHIN_S)
             if end not in WELL:
@@ -127,6 +133,10 @@ class Stack:
     def delete(self) -> None:
         """Take everything away: machine, disk, addresses, role, parameters and a spot request that would bring it back."""
         found = self._describe(self.name)
+        if found is not None and not _is_a_host(found):
+            raise CloudFault(
+                f"The stack {self.name} in {self.region} is no host of Cornerman's, and nothing was changed: choose another --name."
+            )
         addresses = self.machines.addresses()
         self.machines.sweep()
         if found is not None:
@@ -206,6 +216,7 @@ class Stack:
         try:
             yield
         except BaseException as fault:
+            self._began = self._began or self._made_unheard()
             if not self._began:  # nothing was made, and what there is under that name is not ours
                 if self.state() is None:
                     self._forget()
@@ -220,16 +231,29 @@ class Stack:
                 ) from fault
             raise
 
+    def _made_unheard(self) -> str:
+        """The id of the stack that AWS began to make for this run without its answer being heard, as after a Ctrl-C; or ""."""
+        with suppress(CornermanError):
+            found = self._describe(self.name)
+            if found is not None and {"Key": _RUN_TAG, "Value": self._run} in found.get("Tags", []):
+                return str(found["StackId"])
+        return ""
+
     def _await(self, stack_id: str, ends: tuple[str, ...], *, within_s: float) -> str:
-        began = self.clock()
+        """Wait for one of ``ends``; a network that fails meanwhile, as of a laptop that sleeps, is waited for too."""
+        began, state, doing = self.clock(), "being made or removed", ""
         while True:
-            state = self.state(stack_id) or GONE[0]
-            if state in ends:
-                self.progress.done()
-                return state
+            try:
+                state = self.state(stack_id) or GONE[0]
+                if state in ends:
+                    self.progress.done()
+                    return state
+                doing = self._doing(stack_id)
+            except Unreached:
+                doing = "AWS is not reached just now; trying again"
             if self.clock() - began > within_s:
                 raise CloudFault(f"The stack {self.name} is still {state} after {within_s / 60:.0f} minutes.")
-            self.progress.show(self._doing(stack_id), elapsed_s=self.clock() - began)
+            self.progress.show(doing, elapsed_s=self.clock() - began)
             self.pause(POLL_S)
 
     def _doing(self, stack_id: str) -> str:
@@ -254,6 +278,12 @@ class Stack:
                 text = in_words(reason)
                 return text if text.endswith((".", "?", "!")) else f"{text}."
         return "CloudFormation gives no reason."
+
+
+def _is_a_host(found: Mapping[str, Any]) -> bool:
+    """Whether a stack is one of ours, made by the command or in the console."""
+    tagged = any(tag["Key"] == TAG for tag in found.get("Tags", []))
+    return tagged or str(found.get("Description", "")).startswith(_DESCRIPTION)
 
 
 def template() -> str:

@@ -12,8 +12,8 @@ from moto.cloudformation.models import cloudformation_backends
 from moto.core.models import DEFAULT_ACCOUNT_ID
 
 from client_sdk._progress import Progress
-from client_sdk.ec2.faults import CloudFault
-from client_sdk.ec2.stack import Stack
+from client_sdk.ec2.faults import CloudFault, Unreached
+from client_sdk.ec2.stack import Stack, template
 from tests.unit.ec2.conftest import PARAMETERS, REGION
 
 # moto takes the signal of the installation as given.
@@ -134,6 +134,57 @@ def test_ctrl_c_leaves_nothing(aws: boto3.Session) -> None:
     with pytest.raises(KeyboardInterrupt):
         stopping.create(PARAMETERS)
     assert _left(aws) == {}
+
+
+def test_ctrl_c_before_aws_has_answered_leaves_nothing(aws: boto3.Session, new_stack: NewStack) -> None:
+    """Ctrl-C after AWS was asked for the stack and before its answer is there takes the stack back too."""
+    stack = new_stack()
+    ask = stack._formation.create_stack
+
+    def ask_and_stop(**asked: Any) -> None:
+        ask(**asked)
+        raise KeyboardInterrupt
+
+    stack._formation.create_stack = ask_and_stop
+    with pytest.raises(KeyboardInterrupt):
+        stack.create({**PARAMETERS, "WithCredentials": "yes"}, credentials="a login")
+    assert _left(aws) == {}
+
+
+class FlickeringStack(Stack):
+    """One whose user's network is away for some looks in a row."""
+
+    away = 3
+
+    def state(self, stack_id: str | None = None) -> str | None:
+        if stack_id is not None and self.away:
+            self.away -= 1
+            raise Unreached("AWS is not reached (EndpointConnectionError)")
+        return super().state(stack_id)
+
+
+def test_a_network_that_comes_back_costs_no_host(aws: boto3.Session) -> None:
+    """A laptop that sleeps for a moment while the host is made finds it made, and does not take it back."""
+    stack = FlickeringStack(aws, "cornerman", progress=Progress(), pause=lambda _: None)
+    stack.create(PARAMETERS)
+    assert stack.away == 0
+    view = stack.view()
+    assert view is not None
+    assert view.power == "running"
+
+
+def test_nobody_elses_stack_is_removed(aws: boto3.Session, new_stack: NewStack) -> None:
+    """``down`` and ``up`` refuse a stack of that name that is no host of ours; one that was made in the console is one."""
+    formation = aws.client("cloudformation")
+    other = '{"Resources": {"Queue": {"Type": "AWS::EC2::SecurityGroup", "Properties": {"GroupDescription": "theirs"}}}}'
+    formation.create_stack(StackName="payroll", TemplateBody=other)
+    with pytest.raises(CloudFault, match="The stack payroll in eu-central-1 is no host of Cornerman's"):
+        new_stack("payroll").delete()
+    assert formation.describe_stacks(StackName="payroll")["Stacks"][0]["StackStatus"] == "CREATE_COMPLETE"
+    given = [{"ParameterKey": name, "ParameterValue": value} for name, value in PARAMETERS.items()]
+    formation.create_stack(StackName="by-hand", TemplateBody=template(), Parameters=given)
+    new_stack("by-hand").delete()
+    assert new_stack("by-hand").view() is None
 
 
 def test_another_stack_is_left_alone(aws: boto3.Session, new_stack: NewStack) -> None:
