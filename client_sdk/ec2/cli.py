@@ -14,6 +14,7 @@ import requests
 
 from client_sdk._errors import CornermanError
 from client_sdk._progress import Progress
+from client_sdk.ec2 import choices
 from client_sdk.ec2.connecting import connect as connect_to
 from client_sdk.ec2.connecting import existing
 from client_sdk.ec2.faults import CloudFault, plainly
@@ -131,10 +132,10 @@ def up(
     if state is None:
         secret = None if credentials is None else _read_credentials(credentials)
         parameters = {
-            "AllowedCidr": allow_from or _own_address(),
+            **choices.parameters(chosen),
             "Source": checked(source),
             "WithCredentials": "no" if secret is None else "yes",
-            **{name: _as_text(value) for name, value in chosen.items() if value is not None},
+            "AllowedCidr": choices.addresses(allow_from, "--allow-from") if allow_from else _own_address(),
         }
         stack.progress.tell(f"Making the host {stack.name} in {stack.region}, for {parameters['AllowedCidr']}.")
         stack.create(parameters, credentials=secret)
@@ -198,10 +199,6 @@ def down(stack: Stack, *, yes: bool) -> None:
     )
 
 
-def _as_text(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
 def _read_credentials(path: Path) -> str:
     try:
         text = path.expanduser().read_text("utf-8")
@@ -219,8 +216,10 @@ def _read_credentials(path: Path) -> str:
 def _own_address() -> str:
     """This machine's address as AWS sees it, as a range of one."""
     try:
-        return f"{requests.get(OWN_ADDRESS, timeout=10).text.strip()}/32"
-    except requests.RequestException as fault:
+        answer = requests.get(OWN_ADDRESS, timeout=10)
+        answer.raise_for_status()
+        return choices.addresses(answer.text, "The answer")  # of a café's log-in page it would be its text
+    except (requests.RequestException, CloudFault) as fault:
         raise CloudFault(
             "Your own address cannot be found out: name the addresses to let in with --allow-from."
         ) from fault

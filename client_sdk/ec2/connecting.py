@@ -19,11 +19,12 @@ POLL_S = 3.0
 
 def connect(stack: Stack, *, lease_within_s: float) -> str:
     """The connection string with the host's address of now, once it can lease; with 0 s it is not waited for."""
-    address = _turn_on(stack)
-    target = replace(parse(stack.connection_string()), host=address)
-    if lease_within_s > 0:
-        await_leasable(stack, target, within_s=lease_within_s)
-    return target.with_token(target.token.get_secret_value())
+    began = stack.clock()
+    while True:
+        target = replace(parse(stack.connection_string()), host=_turn_on(stack))
+        left_s = lease_within_s - (stack.clock() - began)
+        if lease_within_s <= 0 or await_leasable(stack, target, within_s=left_s):
+            return target.with_token(target.token.get_secret_value())
 
 
 def existing(stack: Stack) -> View:
@@ -66,8 +67,8 @@ def _turn_on(stack: Stack) -> str:
         stack.pause(POLL_S)
 
 
-def await_leasable(stack: Stack, target: Target, *, within_s: float) -> None:
-    """Return when an engine is ready; CloudFault, with the reason, after ``within_s``."""
+def await_leasable(stack: Stack, target: Target, *, within_s: float) -> bool:
+    """True when an engine is ready, False when the machine goes down, as an idle one does; CloudFault after ``within_s``."""
     began, why = stack.clock(), ""
     session = Session(target)
     with contextlib.closing(session):
@@ -76,10 +77,14 @@ def await_leasable(stack: Stack, target: Target, *, within_s: float) -> None:
                 session.command("GET", "/readyz", read_timeout_s=5.0, patient=False)
                 if any(pool.counts.get(models.EngineState.READY, 0) for pool in AdminApi(session).pools()):
                     stack.progress.done()
-                    return
+                    return True
                 why = _faults(session)
-            except (ConnectionFault, Refused) as fault:
+            except Refused as fault:
                 why = str(fault)
+            except ConnectionFault as fault:
+                why = str(fault)
+                if existing(stack).power in ("stopping", "stopped"):
+                    return False
             if stack.clock() - began > within_s:
                 raise CloudFault(
                     f"The host cannot lease after {within_s:.0f} s: {why or 'its engines are still starting'} The addresses "

@@ -53,7 +53,8 @@ def credentials(name: str, file: Path) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def roms(uri: str, folder: Path) -> None:
     """Copy the archives below URI (s3://BUCKET/FOLDER) into FOLDER; what is there in full already is left alone."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    bucket, _, prefix = uri.rstrip("/").removeprefix("s3://").partition("/")
+    prefix = f"{prefix}/" if prefix else ""  # else another folder whose name only begins like this one would come along
     client, copied, found = _client("s3"), 0, 0
     folder.mkdir(parents=True, exist_ok=True)
     with plainly():

@@ -146,6 +146,36 @@ def test_a_credentials_file_that_is_none(aws: boto3.Session, tmp_path: Path, run
     assert aws.client("cloudformation").describe_stacks()["Stacks"] == []
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--min-ready", "8"), "--min-ready 8 is above --max-engines 4"),
+        (("--idle-after", "5s"), "--idle-after 5s is no time of 10 s or more"),
+        (("--idle-after", "0m"), "--idle-after 0m is no time"),
+        (("--allow-from", "2001:db8::1"), "is no IPv4 address or range"),
+        (("--allow-from", "999.0.0.0/8"), "is no IPv4 address or range"),
+        (("--vpc", "vpc-1"), "--vpc and --subnet go together"),
+        (("--ssh-from", "203.0.113.7"), "--key-name and --ssh-from go together"),
+        (("--roms", "my-bucket/roms"), "--roms my-bucket/roms is no folder in S3"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_at_once(
+    aws: boto3.Session, run: Run, options: tuple[str, ...], said: str
+) -> None:
+    """What the instance would refuse after five minutes is refused before anything is made."""
+    with pytest.raises(CloudFault, match=said):
+        run(*UP, *options)
+    assert aws.client("cloudformation").describe_stacks()["Stacks"] == []
+
+
+def test_what_is_chosen_arrives(published: boto3.Session, run: Run) -> None:
+    """A single address is a range of one, and a slash at the end of the ROMs' folder does no harm."""
+    run(*UP, "--allow-from", "203.0.113.9", "--roms", "s3://my-bucket/roms/", "--spot")
+    (made,) = published.client("cloudformation").describe_stacks()["Stacks"]
+    given = {one["ParameterKey"]: one["ParameterValue"] for one in made["Parameters"]}
+    assert (given["AllowedCidr"], given["RomsUri"], given["Spot"]) == ("203.0.113.9/32", "s3://my-bucket/roms", "yes")
+
+
 def test_where_the_instance_gets_cornerman_from() -> None:
     """By default it is the repository and commit that pip installed this one from; a folder is nothing an instance can fetch."""
     from_git = '{"url": "https://example.org/cornerman.git", "vcs_info": {"vcs": "git", "commit_id": "abc123"}}'

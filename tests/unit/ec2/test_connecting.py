@@ -42,3 +42,29 @@ def test_an_empty_folder_of_roms(aws: boto3.Session, tmp_path: Path) -> None:
         host.roms.callback("s3://my-roms/diambra", tmp_path)  # type: ignore[misc]
     with pytest.raises(CloudFault, match="NoSuchBucket"):
         host.roms.callback("s3://nowhere-at-all/diambra", tmp_path)  # type: ignore[misc]
+
+
+def test_roms_of_that_folder_alone(aws: boto3.Session, tmp_path: Path) -> None:
+    """What lies in a folder whose name begins alike is not copied, with or without a slash at the end."""
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket="my-roms", CreateBucketConfiguration={"LocationConstraint": REGION})
+    for key in ("roms/doapp.zip", "roms-private/diary.txt"):
+        s3.put_object(Bucket="my-roms", Key=key, Body=b"an archive")
+    for uri in ("s3://my-roms/roms", "s3://my-roms/roms/"):
+        host.roms.callback(uri, tmp_path)  # type: ignore[misc]
+        assert [path.name for path in tmp_path.iterdir()] == ["doapp.zip"]
+
+
+def test_a_host_that_goes_down_meanwhile_is_turned_on_again(
+    aws: boto3.Session, new_daemon: Callable[..., RealDaemon]
+) -> None:
+    """``connect`` at the moment of the idle stop waits for nobody who has gone: it turns the machine on again."""
+    daemon = new_daemon("--runtime", "process", "--min-ready", "1")
+    ec2 = aws.client("ec2")
+    stack = Stack(aws, "cornerman", progress=Progress(quiet=True), pause=lambda _: time.sleep(0.1))
+    stack.create(PARAMETERS)
+    view = stack.view()
+    assert view is not None
+    assert view.instance is not None
+    ec2.stop_instances(InstanceIds=[view.instance])
+    assert await_leasable(stack, parse(daemon.url), within_s=30) is False

@@ -176,12 +176,14 @@ def test_a_network_that_comes_back_costs_no_host(aws: boto3.Session) -> None:
 def test_nobody_elses_stack_is_removed(aws: boto3.Session, new_stack: NewStack) -> None:
     """``down`` and ``up`` refuse a stack of that name that is no host of ours; one that was made in the console is one."""
     formation = aws.client("cloudformation")
-    other = '{"Resources": {"Queue": {"Type": "AWS::EC2::SecurityGroup", "Properties": {"GroupDescription": "theirs"}}}}'
+    other = (
+        '{"Resources": {"Queue": {"Type": "AWS::EC2::SecurityGroup", "Properties": {"GroupDescription": "theirs"}}}}'
+    )
     formation.create_stack(StackName="payroll", TemplateBody=other)
     with pytest.raises(CloudFault, match="The stack payroll in eu-central-1 is no host of Cornerman's"):
         new_stack("payroll").delete()
     assert formation.describe_stacks(StackName="payroll")["Stacks"][0]["StackStatus"] == "CREATE_COMPLETE"
-    given = [{"ParameterKey": name, "ParameterValue": value} for name, value in PARAMETERS.items()]
+    given: list[Any] = [{"ParameterKey": name, "ParameterValue": value} for name, value in PARAMETERS.items()]
     formation.create_stack(StackName="by-hand", TemplateBody=template(), Parameters=given)
     new_stack("by-hand").delete()
     assert new_stack("by-hand").view() is None

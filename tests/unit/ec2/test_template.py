@@ -45,8 +45,50 @@ def test_two_ports_and_no_ssh(template: dict[str, Any]) -> None:
     assert "Default" not in template["Parameters"]["AllowedCidr"]
     assert template["Resources"]["Ssh"]["Condition"] == "HasSsh"
     assert template["Parameters"]["SshCidr"]["Default"] == ""
-    policies = template["Resources"]["Role"]["Properties"]["ManagedPolicyArns"]
-    assert [policy["Fn::Sub"].rpartition("/")[2] for policy in policies] == ["AmazonSSMManagedInstanceCore"]
+
+
+def _rights(template: dict[str, Any]) -> dict[str, str]:
+    """What the instance may do, and to what."""
+    rights: dict[str, str] = {}
+    for policy in template["Resources"]["Role"]["Properties"]["Policies"]:
+        for statement in policy["PolicyDocument"]["Statement"]:
+            allowed = statement["Fn::If"][1] if "Fn::If" in statement else statement
+            actions = allowed["Action"] if isinstance(allowed["Action"], list) else [allowed["Action"]]
+            rights |= dict.fromkeys(actions, _text(allowed["Resource"]))
+    return rights
+
+
+def _text(value: Any) -> str:
+    """An intrinsic function of CloudFormation's as text, for s3://bucket/roms."""
+    if not isinstance(value, dict):
+        return str(value)
+    (((kind, inner)),) = value.items()
+    if kind == "Ref":
+        assert inner == "RomsUri"
+        return "s3://bucket/roms"
+    if kind == "Fn::Sub":
+        return str(inner).replace("${RomsUri}", "s3://bucket/roms")
+    if kind == "Fn::Join":
+        return str(inner[0]).join(_text(part) for part in inner[1])
+    assert kind == "Fn::Select"
+    delimiter, text = inner[1]["Fn::Split"]
+    return _text(text).split(str(delimiter))[int(inner[0])]
+
+
+def test_the_instance_may_do_what_it_must_and_nothing_else(template: dict[str, Any]) -> None:
+    """Its role reads no parameters but its own stack's, and of S3 only that folder: not those whose names begin alike."""
+    assert "ManagedPolicyArns" not in template["Resources"]["Role"]["Properties"]
+    rights = _rights(template)
+    own = "arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter/cornerman/${AWS::StackName}/*"
+    assert {action: where for action, where in rights.items() if where != "*"} == {
+        "ssm:PutParameter": own,
+        "ssm:GetParameter": own,
+        "s3:GetObject": "arn:${AWS::Partition}:s3:::bucket/roms/*",
+        "s3:ListBucket": "arn:${AWS::Partition}:s3:::bucket",
+    }
+    shell = {action for action, where in rights.items() if where == "*"}
+    channels = {f"ssmmessages:{verb}{what}Channel" for verb in ("Create", "Open") for what in ("Control", "Data")}
+    assert shell == {"ssm:UpdateInstanceInformation", *channels}
 
 
 def test_no_container_gets_the_instances_credentials(template: dict[str, Any]) -> None:
