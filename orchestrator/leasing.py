@@ -25,7 +25,7 @@ from orchestrator.model import (
     Returned,
     Scope,
 )
-from orchestrator.store import engines, events, leases, pools
+from orchestrator.store import engines, events, leases, meters, pools
 from orchestrator.store.database import Database
 
 KEY_LIVES_S = 86400.0
@@ -247,7 +247,10 @@ class Leasing:
         engines.happen(db, engine, Died(reason), now)
         if engine.lease_id is None or engine.rank is None:
             return
-        leases.empty_slot(db, engine.lease_id, engine.rank, because=reason, now=now)
+        if (slot := leases.slot(db, engine.lease_id, engine.rank)) is not None:
+            steps = meters.steps(db, engine.lease_id, engine.rank)
+            lost = planning.lost_by_then(slot, steps, now)
+            leases.empty_slot(db, engine.lease_id, engine.rank, because=reason, now=now, lost=lost, steps=steps)
         leases.touch(db, engine.lease_id)
         lease = leases.get(db, engine.lease_id)
         text = f"rank {engine.rank} lost its engine: {reason}"

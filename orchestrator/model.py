@@ -89,8 +89,9 @@ class Slot:
     rank: int
     generation: int = 0
     empty_since: float | None = None
-    lost: tuple[float, ...] = ()  # when its engines were lost, newest last
+    lost: tuple[float, ...] = ()  # when its engines were lost, newest last; none before one that had proved itself
     lost_because: str | None = None  # why the last one was
+    steps_when_lost: int = 0  # what its lane had made by then
 
 
 @dataclass(frozen=True, slots=True)

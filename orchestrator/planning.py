@@ -30,8 +30,9 @@ from orchestrator.commands import (
 from orchestrator.interfaces import Seen
 from orchestrator.model import Engine, EngineState, Lease, LeaseState, Policy, Pool, Slot
 
-MAX_LOSSES, LOSSES_WITHIN_S = 5, 600.0
-"""A slot that loses more engines than this in that time fails its lease: a bad ROM must not eat every spare."""
+MAX_LOSSES, LOSSES_WITHIN_S, PROVEN_STEPS = 5, 600.0, 100
+"""A slot that loses more engines than this in that time fails its lease: a bad ROM must not eat every spare. One that
+made so many steps proves that the game can be played: its loss is bad luck, and begins the count anew."""
 PROBE_AGAIN_S = 5.0
 """So long after a failed probe the next one comes."""
 IDLE_NOTICE_S = 300.0
@@ -118,8 +119,15 @@ def _view(pool: Pool, engines: list[Engine], leases: list[Lease], slots: list[Sl
 
 
 def losses(slot: Slot, now: float) -> int:
-    """How many engines a slot has lost lately."""
+    """How many engines a slot has lost lately, one after the other, without having played."""
     return sum(1 for at in slot.lost if at > now - LOSSES_WITHIN_S)
+
+
+def lost_by_then(slot: Slot, steps: int, now: float) -> tuple[float, ...]:
+    """The losses of a slot that count when it loses its engine now, after its lane has made so many ``steps``."""
+    if steps - slot.steps_when_lost >= PROVEN_STEPS:
+        return ()
+    return (*(at for at in slot.lost if at > now - LOSSES_WITHIN_S), now)
 
 
 def is_idle(lease: Lease, policy: Policy, now: float) -> bool:
@@ -166,7 +174,7 @@ def _ends(pool: Pool, leases: list[Lease], slots: list[Slot], now: float) -> lis
     for slot in slots:
         recent = losses(slot, now)
         if recent > MAX_LOSSES and slot.lease_id not in ends:
-            because = f"rank {slot.rank} lost {recent} engines within 10 minutes, the last because {slot.lost_because}"
+            because = f"rank {slot.rank} lost {recent} engines in a row within 10 minutes, the last because {slot.lost_because}"
             ends[slot.lease_id] = FailLease(slot.lease_id, because)
     return list(ends.values())
 

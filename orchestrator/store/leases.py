@@ -261,15 +261,14 @@ def slot(db: sqlite3.Connection, lease_id: str, rank: int) -> Slot | None:
     return None if row is None else rows.slot(row)
 
 
-def empty_slot(db: sqlite3.Connection, lease_id: str, rank: int, *, because: str, now: float) -> None:
-    """Its engine is lost."""
-    before = slot(db, lease_id, rank)
-    if before is not None:
-        lost = [*before.lost, now][-20:]
-        db.execute(
-            "UPDATE slots SET empty_since = ?, lost_json = ?, lost_because = ? WHERE lease_id = ? AND rank = ?",
-            (now, json.dumps(lost), because, lease_id, rank),
-        )
+def empty_slot(
+    db: sqlite3.Connection, lease_id: str, rank: int, *, because: str, now: float, lost: Sequence[float], steps: int
+) -> None:
+    """Its engine is lost; ``lost`` are the losses that count by now, ``steps`` what its lane has made until now."""
+    db.execute(
+        "UPDATE slots SET empty_since = ?, lost_json = ?, lost_because = ?, steps_when_lost = ? WHERE lease_id = ? AND rank = ?",
+        (now, json.dumps(lost), because, steps, lease_id, rank),
+    )
 
 
 def fill_slot(db: sqlite3.Connection, lease_id: str, rank: int) -> bool:

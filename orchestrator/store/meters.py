@@ -77,6 +77,12 @@ def of_lease(db: sqlite3.Connection, lease_id: str) -> list[LaneMeter]:
     ]
 
 
+def steps(db: sqlite3.Connection, lease_id: str, rank: int) -> int:
+    """Steps that a lane has made since its lease began, as last recorded."""
+    row = db.execute("SELECT steps FROM meters WHERE lease_id = ? AND rank = ?", (lease_id, rank)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def rate_of_active(db: sqlite3.Connection, *, after: float) -> float:
     """Steps a second of all lanes of active leases that were written of since ``after``."""
     (rate,) = db.execute(

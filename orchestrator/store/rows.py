@@ -57,4 +57,5 @@ def slot(row: sqlite3.Row) -> Slot:
         empty_since=row["empty_since"],
         lost=tuple(json.loads(row["lost_json"])),
         lost_because=row["lost_because"],
+        steps_when_lost=row["steps_when_lost"],
     )

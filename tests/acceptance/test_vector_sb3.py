@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from client_sdk import Cornerman, Lease, WrongArgument
-from orchestrator.planning import MAX_LOSSES
 from tests.support.practice_lanes import PracticeLanes, grpc_engines, practice_lanes
 from tests.support.real_daemon import RealDaemon
 
@@ -172,19 +171,16 @@ def test_which_lease(engines: PracticeLanes) -> None:
 
 @contextlib.contextmanager
 def killer(daemon: RealDaemon, lease: Lease, *, every_s: float) -> Iterator[list[int]]:
-    """Kills or stops an engine of the lease every so many seconds; the ranks it has had.
-
-    Each rank has its turn, by chance, and fewer than the daemon takes for bad luck: more than five within ten minutes end the lease.
-    """
+    """Kills or stops an engine of the lease, by chance, every so many seconds until the end; the ranks it has had."""
     chance, over, ranks = random.Random(5), threading.Event(), list[int]()
-    targets = [rank for _ in range(MAX_LOSSES - 2) for rank in chance.sample(range(len(lease.envs)), len(lease.envs))]
 
     def kill() -> None:
-        while targets and not over.wait(every_s):
-            with contextlib.suppress(ValueError, OSError):  # its slot is empty just now: again later
+        while not over.wait(every_s):
+            rank = chance.randrange(len(lease.envs))
+            with contextlib.suppress(ValueError, OSError):  # its slot is empty just now: somebody else later
                 how = signal.SIGKILL if chance.random() < 0.7 else signal.SIGSTOP
-                os.kill(daemon.engine_pid(lease.envs[targets[0]].address), how)
-                ranks.append(targets.pop(0))
+                os.kill(daemon.engine_pid(lease.envs[rank].address), how)
+                ranks.append(rank)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()

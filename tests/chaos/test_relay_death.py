@@ -184,7 +184,7 @@ def test_a_killed_relay_loses_no_lease_and_no_idle_lane(host: RealDaemon) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_relay_that_dies_all_the_time_loses_no_lease(host: RealDaemon) -> None:
-    """The same for as many deaths as a slot may lose engines in ten minutes."""
+    """The same for more deaths than a slot may lose engines that never played."""
     with _leased(host) as (api, lease):
         asyncio.run(asyncio.wait_for(_kill_again_and_again(host, lease, rounds=5, seed=2), 800))
         assert api.renew(lease.id, timeout_s=20).state is LeaseState.ACTIVE

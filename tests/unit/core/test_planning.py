@@ -28,7 +28,7 @@ from orchestrator.commands import (
 )
 from orchestrator.interfaces import Seen
 from orchestrator.model import Engine, EngineState, LeaseState, Pool
-from orchestrator.planning import Snapshot, plan, reconcile, wanted
+from orchestrator.planning import Snapshot, lost_by_then, plan, reconcile, wanted
 from tests.support.core import START, a_hole, a_lease, a_pool, an_engine
 
 NOW = START + 1.0
@@ -215,7 +215,7 @@ def test_a_slot_that_eats_engines_fails_its_lease_with_the_reason() -> None:
     """More than five engines lost by one slot within ten minutes end the lease, and say why the last one was lost."""
     six = a_hole(0, 2, lost=tuple(START + n for n in range(-5, 1)), lost_because="ROM missing")
     (failed,) = planned(FailLease, a_pool(), leases=(a_lease(0),), empty_slots=(six,))
-    assert failed.because == "rank 2 lost 6 engines within 10 minutes, the last because ROM missing"
+    assert failed.because == "rank 2 lost 6 engines in a row within 10 minutes, the last because ROM missing"
 
 
 @pytest.mark.parametrize("lost", [[START] * 5, [START - 700] * 6 + [START] * 5])
@@ -223,6 +223,13 @@ def test_losses_that_are_few_or_long_ago_end_no_lease(lost: list[float]) -> None
     """Five losses are borne, and those older than ten minutes are forgotten."""
     hole = a_hole(0, lost=tuple(lost))
     assert planned(FailLease, a_pool(), leases=(a_lease(0),), empty_slots=(hole,)) == []
+
+
+def test_an_engine_that_has_played_is_no_step_towards_the_end() -> None:
+    """A loss counts when the engine had hardly played; one that made a hundred steps begins the count anew."""
+    slot = a_hole(0, lost=(START - 700, START - 1), steps_when_lost=500)
+    assert lost_by_then(slot, 599, START) == (START - 1, START)
+    assert lost_by_then(slot, 600, START) == ()
 
 
 # ---------------------------------------------------------------- faults

@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigError, FaultKind, LeaseEnded, RuntimeFault
 from orchestrator.interfaces import EngineSpec, Seen
 from orchestrator.model import EngineState, LeaseState, Retired
 from orchestrator.runtimes.fake import FakeHost, FakeRuntime
-from orchestrator.store import engines, events, leases, pools
+from orchestrator.store import engines, events, leases, meters, pools
 from tests.support.core import ALICE, BOB, START, Core, config_of
 from tests.support.crashing import CrashingDatabase, Fuse
 from tests.support.runtimes import LeakyRuntime, NeverReadyRuntime
@@ -853,9 +853,35 @@ def test_a_bad_rom_does_not_eat_every_spare(core: Callable[..., Core]) -> None:
         here.settle(ticks=3)
     ended = here.lease(view.lease.id).lease
     assert ended.state is LeaseState.FAILED
-    assert "rank 0 lost 6 engines within 10 minutes" in (ended.ended_because or "")
+    assert "rank 0 lost 6 engines in a row within 10 minutes" in (ended.ended_because or "")
     assert "ROM" in (ended.ended_because or "")
     assert len(here.events("lease.engine_lost")) == 6
+
+
+def test_engines_that_are_killed_while_they_play_end_no_lease(core: Callable[..., Core]) -> None:
+    """Report 31: engines may be killed for a whole training, as long as each of them has played a while."""
+    here = core(main={"min_ready": 2, "max_engines": 4})
+    here.settle()
+    view = here.acquire()
+    for _ in range(20):
+        with here.database.write() as db:
+            meters.add(
+                db,
+                view.lease.id,
+                0,
+                pool="main",
+                steps=100,
+                raw_bytes=0,
+                wire_bytes=0,
+                engine_s=1.0,
+                queue_s=0.0,
+                now=START,
+            )
+        for engine in here.engines(L):
+            here.host.kill(engine.name, exit_code=137)
+        here.settle(ticks=3)
+    assert here.lease(view.lease.id).lease.state is LeaseState.ACTIVE
+    assert len(here.events("lease.engine_lost")) == 20
 
 
 # ---------------------------------------------------------------- another configuration

@@ -334,7 +334,7 @@ def test_a_step_of_the_clock_moves_all_that_is_measured_by_it(database: Database
         leases.insert(db, a_lease(1, LeaseState.PENDING))
         leases.activate(db, "l1", now=START, expires_at=START + 1)
         leases.add_slots(db, "l1", 1)
-        leases.empty_slot(db, "l1", 0, because="gone", now=START)
+        leases.empty_slot(db, "l1", 0, because="gone", now=START, lost=(START,), steps=7)
         pools.note_fault(db, "main", fault="broken", retry_at=START + 4, again=True, now=START)
         engines.quarantine_port(db, 32005, START + 100)
         meta.shift_clock(db, -3600.0, START - 3600)
