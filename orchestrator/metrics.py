@@ -70,16 +70,13 @@ def _gauges(db: sqlite3.Connection, policies: Mapping[str, Policy], now: float) 
         )
     fault = 1.0 if meta.get(db, "host_fault") else 0.0
     yield GaugeMetricFamily("cornerman_engine_host_fault", "1 while the engine host does not answer.", value=fault)
-    for name, about, at in (
-        (
-            "certificate_expiry",
-            "When the certificate that is shown ends.",
-            float(meta.get(db, "certificate_until") or 0),
-        ),
-        ("idle_stop", "When this host stops because nobody uses it; absent while somebody does.", _stops_at(db)),
-    ):
-        if at:
-            yield GaugeMetricFamily(f"cornerman_{name}_timestamp_seconds", about, value=at)
+    ends = float(meta.get(db, "certificate_until") or 0)
+    if ends:
+        about = "When the certificate that is shown ends."
+        yield GaugeMetricFamily("cornerman_certificate_expiry_timestamp_seconds", about, value=ends)
+    # Never absent: what was said last tells whether a host that is gone has stopped itself.
+    about = "When this host stops because nobody uses it; 0 while somebody does, or when it never stops."
+    yield GaugeMetricFamily("cornerman_idle_stop_timestamp_seconds", about, value=_stops_at(db))
     yield from _pool_gauges(db, policies, now)
 
 

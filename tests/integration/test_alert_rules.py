@@ -91,5 +91,44 @@ def test_alerts_come_when_they_should_and_only_then(tmp_path: Path) -> None:
     assert "SUCCESS" in _promtool("test", "rules", file)
 
 
+def test_a_host_that_stopped_itself_wakes_nobody(tmp_path: Path) -> None:
+    """CornermanDown is for hosts that should be there: not for one whose idle stop was due when it went, however long ago."""
+
+    def host(name: str, stops_at: str) -> list[dict[str, str]]:
+        labels = f'{{instance="{name}",job="cornerman"}}'
+        return [
+            {"series": f"up{labels}", "values": "1x30 0x120"},
+            {"series": f"cornerman_idle_stop_timestamp_seconds{labels}", "values": stops_at},
+        ]
+
+    def down(*names: str) -> list[dict[str, Any]]:
+        rule = next(rule for rule in _rules() if rule["alert"] == "CornermanDown")
+        return [
+            {
+                "exp_labels": {"instance": name, "job": "cornerman", **rule["labels"]},
+                "exp_annotations": {"summary": _filled(rule["annotations"]["summary"], {"instance": name})},
+            }
+            for name in names
+        ]
+
+    test = {
+        "interval": "1m",
+        "input_series": [
+            *host("stopped", "0x9 1810x20"),  # it went in minute 31, as it had said
+            *host("used", "0x3 600x3 0x23"),  # it was to stop once, and was used again
+            *host("never", "0x30"),
+            *host("crashed", "0x9 2700x20"),  # it had a quarter of an hour left
+        ],
+        "alert_rule_test": [
+            {"eval_time": "20m", "alertname": "CornermanDown", "exp_alerts": []},
+            {"eval_time": "36m", "alertname": "CornermanDown", "exp_alerts": down("used", "never", "crashed")},
+            {"eval_time": "2h", "alertname": "CornermanDown", "exp_alerts": down("used", "never")},
+        ],
+    }
+    file = tmp_path / "test.json"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "tests": [test]}))
+    assert "SUCCESS" in _promtool("test", "rules", file)
+
+
 def _filled(summary: str, labels: Mapping[str, str]) -> str:
     return re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], summary)
