@@ -92,7 +92,8 @@ class LaneVecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         return observations
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Begin a step everywhere."""
+        """Begin a step everywhere; what is left of one that was interrupted is dropped, so that ``learn`` can go on after it."""
+        self.vec.settle()
         self.vec.send(actions)
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ else:
 
 
 class InfoBatch:
-    """Infos of ``num_envs`` environments as one dictionary, by gymnasium's own method."""
+    """Infos of ``num_envs`` environments as one dictionary, by gymnasium's own method and, with 1.0 too, in the layout since 1.1."""
 
     _add_info = gymnasium.vector.VectorEnv._add_info
 
@@ -39,6 +39,13 @@ class InfoBatch:
         """Add the info of one environment."""
         self.infos = self._add_info(self.infos, info, place)  # type: ignore[misc]
 
+    def add_final(self, observation: Any, info: dict[str, Any], place: int) -> None:
+        """Add what an episode ended with: the observation as an object by itself."""
+        finals = self.infos.setdefault("final_obs", np.full(self.num_envs, None, object))
+        given = self.infos.setdefault("_final_obs", np.zeros(self.num_envs, np.bool_))
+        finals[place], given[place] = observation, True
+        self.add({"final_info": info}, place)
+
 
 def infos_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The infos of these, in this order."""
@@ -48,8 +55,7 @@ def infos_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     batch = InfoBatch(len(outcomes))
     for place, outcome in enumerate(outcomes):
         if outcome.final is not None:
-            observation, info = outcome.final
-            batch.add({"final_obs": observation, "final_info": info}, place)
+            batch.add_final(*outcome.final, place)
         batch.add(outcome.info, place)
     return batch.infos
 

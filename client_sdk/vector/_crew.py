@@ -43,7 +43,8 @@ class Crew:
         self._tasks: dict[int, Task] = {}
         self.envs: list[Any] = []
         count = len(ranks)
-
+        self.over = [True] * count  # who has to begin an episode before the next step
+        self.observations: list[Any] = [None] * count  # the last of each
         self.envs = self._together(
             {
                 index: partial(make, LaneEngine(self._hub, rank), Seeds(base_seed, index, count))
@@ -76,22 +77,29 @@ class Crew:
     def work(self, jobs: Mapping[int, Callable[[], Any]]) -> None:
         """Let several do anything that ends in an Outcome."""
         self.check_idle(jobs)
-        for task in self._hub.start(jobs.items()):
-            self._tasks[task.index] = task
+        tasks = [Task(index, job) for index, job in jobs.items()]
+        self._tasks.update((task.index, task) for task in tasks)  # first, because an interrupt may come at any moment
+        self._hub.start(tasks)
 
     def _reset(self, index: int, seed: int | None, options: Mapping[str, Any] | None) -> Outcome:
+        self.over[index] = True  # until all is well
         observation, info = self.envs[index].reset(seed=seed, options=None if options is None else dict(options))
+        self.observations[index], self.over[index] = observation, False
         return Outcome(observation, 0.0, False, False, info)
 
     def _step(self, index: int, action: Any) -> Outcome:
-        return Outcome(*self.envs[index].step(action))
+        outcome = Outcome(*self.envs[index].step(action))
+        self.observations[index], self.over[index] = outcome.observation, outcome.over
+        return outcome
 
     def _step_and_reset(self, index: int, action: Any) -> Outcome:
         outcome = self._step(index, action)
         if not outcome.over:
             return outcome
-        observation, info = self.envs[index].reset()
-        return outcome._replace(observation=observation, info=info, final=(outcome.observation, outcome.info))
+        begun = self._reset(index, None, None)
+        return outcome._replace(
+            observation=begun.observation, info=begun.info, final=(outcome.observation, outcome.info)
+        )
 
     # ------------------------------------------------------------ what came of it
 
@@ -102,14 +110,18 @@ class Crew:
 
     def collect(self, count: int, *, timeout_s: float | None = None) -> dict[int, Outcome]:
         """The outcomes of at least ``count``, or of fewer after ``timeout_s``; the first error if there was one."""
-        self._hub.wait([*self._tasks.values()], count=min(count, len(self._tasks)), timeout_s=timeout_s)
+        count = min(count, len(self._tasks))
+        self._hub.wait([*self._tasks.values()], count=count, timeout_s=timeout_s)
         done = [index for index in sorted(self._tasks) if self._tasks[index].done]
+        if len(done) < count and timeout_s is None:
+            raise CornermanError("This was interrupted in the middle of a call: reset() all.")
         tasks = {index: self._tasks.pop(index) for index in done}
         return {index: task.result() for index, task in tasks.items()}
 
     def forget(self) -> None:
         """Wait for whatever is under way, and drop what comes of it."""
         self._hub.wait([*self._tasks.values()], count=len(self._tasks))
+        self._hub.drop(self._tasks.values())
         self._tasks.clear()
 
     def ask(self, question: Callable[[Any], Any]) -> list[Any]:
@@ -121,17 +133,20 @@ class Crew:
         """CornermanError if one of these has something to do already."""
         busy = [index for index in indices if index in self._tasks]
         if busy:
-            raise CornermanError(f"Environments {busy} are at work still: recv() them first, or reset() all.")
+            raise CornermanError(
+                f"Environments {busy} are at work still (a step that was interrupted too): recv() them first, or reset() all."
+            )
 
     def close(self) -> None:
         """Say goodbye to the engines, for a few seconds at most."""
         with contextlib.suppress(CornermanError):
-            idle = [(i, env.close) for i, env in enumerate(self.envs) if i not in self._tasks]
-            tasks = self._hub.start(idle)
+            tasks = [Task(i, env.close) for i, env in enumerate(self.envs) if i not in self._tasks]
+            self._hub.start(tasks)
             self._hub.wait(tasks, count=len(tasks), timeout_s=CLOSE_WITHIN_S)
         self._tasks.clear()
 
     def _together(self, jobs: Mapping[int, Callable[[], Any]]) -> list[Any]:
-        tasks = self._hub.start(jobs.items())
+        tasks = [Task(index, job) for index, job in jobs.items()]
+        self._hub.start(tasks)
         self._hub.wait(tasks, count=len(tasks))
         return [task.result() for task in tasks]

@@ -21,14 +21,14 @@ Job = Callable[[], Any]
 class Task:
     """One environment at work: what it came to, once ``done``."""
 
-    __slots__ = ("_fault", "_greenlet", "_job", "_value", "awaited", "done", "index")
+    __slots__ = ("_greenlet", "_job", "awaited", "done", "fault", "index", "value")
 
     def __init__(self, index: int, job: Job) -> None:
         self.index, self.done = index, False
-        self.awaited: Pending | None = None
+        self.awaited: Pending | None = _BEGUN  # so that wait() begins it, if an interrupt kept start() from that
         self._job = job
-        self._value: Any = None
-        self._fault: BaseException | None = None
+        self.value: Any = None
+        self.fault: BaseException | None = None
         self._greenlet = greenlet(self._run)
 
     @property
@@ -49,16 +49,22 @@ class Task:
 
     def _run(self, _: object) -> None:
         try:
-            self._value = self._job()
+            self.value = self._job()
+        except KeyboardInterrupt:  # is for whoever waits, and now; for others it is only something that failed
+            self.fault = CornermanError(
+                f"Environment {self.index} was interrupted in the middle of a call: reset() all."
+            )
+            raise
         except BaseException as fault:  # whoever asks for the result gets it
-            self._fault = fault
-        self.done = True
+            self.fault = fault
+        finally:
+            self.done = True
 
     def result(self) -> Any:
         """What the job returned; raises what it raised."""
-        if self._fault is not None:
-            raise self._fault
-        return self._value
+        if self.fault is not None:
+            raise self.fault
+        return self.value
 
 
 class Hub:
@@ -98,17 +104,14 @@ class Hub:
 
     # ------------------------------------------------------------ what the crew calls
 
-    def start(self, jobs: Iterable[tuple[int, Job]]) -> list[Task]:
-        """Begin jobs, each for the environment of that index; their first calls travel together."""
-        tasks = [Task(index, job) for index, job in jobs]
+    def start(self, tasks: Iterable[Task]) -> None:
+        """Begin tasks; their first calls travel together."""
         for task in tasks:
-            self._running[task.key] = task
             self._go_on(task)
         self._send()
-        return tasks
 
     def wait(self, tasks: Sequence[Task], *, count: int, timeout_s: float | None = None) -> None:
-        """Let tasks go on until ``count`` of them are done, at most ``timeout_s``."""
+        """Let tasks go on until ``count`` of them are done, at most ``timeout_s``, and for as long as anything can come of them."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         waiting = [task for task in tasks if not task.done]
         missing = count - (len(tasks) - len(waiting))
@@ -124,12 +127,23 @@ class Hub:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return
-            self.lanes.wait([task.awaited for task in waiting if task.awaited], count=1, timeout_s=left_s)
+            awaited = [task.awaited for task in waiting if task.awaited]
+            if not awaited:  # an interrupt came between a task's call and its sending
+                return
+            self.lanes.wait(awaited, count=1, timeout_s=left_s)
+
+    def drop(self, tasks: Iterable[Task]) -> None:
+        """Expect nothing of these any more."""
+        for task in tasks:
+            self._running.pop(task.key, None)
 
     def _go_on(self, task: Task) -> None:
-        task.go_on()
-        if task.done:
-            del self._running[task.key]
+        self._running[task.key] = task
+        try:
+            task.go_on()
+        finally:
+            if task.done:
+                self._running.pop(task.key, None)
 
     def _send(self) -> None:
         """Begin all calls that were asked for, as one message."""
@@ -142,6 +156,10 @@ class Hub:
             begun = [_refused(rank, method, str(closed)) for _, rank, method, _ in asked]
         for (task, *_), pending in zip(asked, begun, strict=True):
             task.awaited = pending
+
+
+_BEGUN = Pending(-1, Method.STEP)
+_BEGUN.outcome = Reply(b"")
 
 
 def _refused(rank: int, method: Method, text: str) -> Pending:

@@ -50,8 +50,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._batched = batcher(self.single_observation_space)
-        self._over = np.zeros(self.num_envs, np.bool_)
-        self._observations: list[Any] = [None] * self.num_envs
         self.closed = False
 
     @property
@@ -75,9 +73,10 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         options = dict(options) if options is not None else None
         mask = self._mask(options)
         self._begin_resets(np.flatnonzero(mask).tolist(), seed, options)
-        outcomes = self._collect(self.num_envs)
-        infos = infos_of([outcomes[i] if i in outcomes else _silent(self._observations[i]) for i in self._all])
-        return self._batched(self._observations), infos
+        outcomes = self._crew.collect(self.num_envs)
+        observations = self._crew.observations
+        infos = infos_of([outcomes[i] if i in outcomes else _silent(observations[i]) for i in self._all])
+        return self._batched(observations), infos
 
     def step(self, actions: Any) -> Batch:
         """Play one step everywhere; one round trip, whoever is slowest."""
@@ -114,7 +113,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
             raise WrongArgument(
                 f"Only {len(self._crew.busy)} environments are at work: recv() cannot wait for {min_envs}."
             )
-        outcomes = self._collect(min_envs, timeout_s=timeout)
+        outcomes = self._crew.collect(min_envs, timeout_s=timeout)
         observations, rewards, terminations, truncations, infos = self._batch(list(outcomes.values()))
         infos["env_id"] = np.fromiter(outcomes, np.int64, len(outcomes))
         return observations, rewards, terminations, truncations, infos
@@ -125,15 +124,19 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]] | None
     ) -> tuple[Any, list[dict[str, Any]]]:
         """Begin an episode everywhere, with a seed and options for each: observations, and an info for each."""
+        self._check_open()
         self._crew.forget()
-        self._over[:] = False
         self._crew.resets(dict(enumerate(seeds)), options)
         outcomes = self.collect_all()
         return self.observations_of(outcomes), [outcome.info for outcome in outcomes]
 
+    def settle(self) -> None:
+        """Wait for whatever is under way, if anything is, and drop what comes of it: after a step that was interrupted."""
+        self._crew.forget()
+
     def collect_all(self) -> list[Outcome]:
         """What came of all environments, which are all at work."""
-        outcomes = self._collect(self.num_envs)
+        outcomes = self._crew.collect(self.num_envs)
         return [outcomes[index] for index in self._all]
 
     def observations_of(self, outcomes: Sequence[Outcome]) -> Any:
@@ -206,7 +209,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
             raise WrongArgument(
                 f'options["reset_mask"] must be a NumPy array of {self.num_envs} bools, at least one of them true.'
             )
-        if any(self._observations[index] is None for index in np.flatnonzero(~mask)):
+        if any(self._crew.observations[index] is None for index in np.flatnonzero(~mask)):
             raise WrongArgument("The first reset() has to be one of all environments.")
         return mask
 
@@ -222,32 +225,30 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
             seeds = list(seed)
         if len(seeds) != self.num_envs:
             raise WrongArgument(f"There are {len(seeds)} seeds for {self.num_envs} environments: give one for each.")
-        self._over[indices] = False
         self._crew.resets({index: seeds[index] for index in indices}, options)
 
     def _begin_steps(self, indices: Sequence[int], actions: Sequence[Any]) -> None:
         self._check_open()
         if len(actions) != len(indices):
             raise WrongArgument(f"There are {len(actions)} actions for {len(indices)} environments: give one for each.")
-        over = [index for index in indices if self._over[index]]
-        if over and self.autoreset_mode is AutoresetMode.DISABLED:
+        over = [index for index in indices if self._crew.over[index]]
+        if over:
+            self._check_begun(over)
+        acting = {i: action for i, action in zip(indices, actions, strict=True) if not self._crew.over[i]}
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._crew.steps(acting, resets=over, reset_at_end=same_step)
+
+    def _check_begun(self, over: Sequence[int]) -> None:
+        if any(self._crew.observations[index] is None for index in over):
+            raise CornermanError("There was no reset() yet: it begins the first episodes.")
+        if self.autoreset_mode is AutoresetMode.DISABLED:
             raise CornermanError(
                 f'The episodes of environments {over} are over: reset(options={{"reset_mask": ...}}) them.'
             )
-        acting = {i: action for i, action in zip(indices, actions, strict=True) if not self._over[i]}
-        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._crew.steps(acting, resets=over, reset_at_end=same_step)
 
     def _check_open(self) -> None:
         if self.closed:
             raise CornermanError("This vector environment is closed: make another one with make_vec().")
-
-    def _collect(self, count: int, *, timeout_s: float | None = None) -> dict[int, Outcome]:
-        outcomes = self._crew.collect(count, timeout_s=timeout_s)
-        for index, outcome in outcomes.items():
-            self._observations[index] = outcome.observation
-            self._over[index] = outcome.over and outcome.final is None
-        return outcomes
 
     def _batch(self, outcomes: Sequence[Outcome]) -> Batch:
         count = len(outcomes)

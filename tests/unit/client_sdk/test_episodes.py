@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate as batched
 from gymnasium.vector.utils import create_empty_array
 from hypothesis import given, settings
@@ -23,7 +24,13 @@ from hypothesis import strategies as st
 from client_sdk import WrongArgument
 from client_sdk.episodes import Episode, advantages, collect, concatenate, discounted_returns
 
-MODES = tuple(AutoresetMode)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from client_sdk.vector import AutoresetMode
+
+# gymnasium 1.0 has but one way to reset, and does not name it.
+HAS_MODES = hasattr(gym.vector, "AutoresetMode")
+MODES = tuple(AutoresetMode) if HAS_MODES else (AutoresetMode.NEXT_STEP,)
 GAMMA, LAMBDA = 0.9, 0.8
 
 
@@ -99,14 +106,20 @@ def vector(
 ) -> SyncVectorEnv:
     """Scripted environments as gymnasium's own vector."""
     makers = [partial(Play, number, script, as_dict=as_dict) for number, script in enumerate(scripts)]
-    return SyncVectorEnv(makers, autoreset_mode=mode, **more)
+    return SyncVectorEnv(makers, **_named(mode), **more)
+
+
+def _named(mode: AutoresetMode) -> dict[str, Any]:
+    return {"autoreset_mode": mode} if HAS_MODES else {}
 
 
 class Staggered(SyncVectorEnv):
     """The same with ``send`` and ``recv`` as client_sdk's own vector environment has them; chance says who is ready."""
 
-    def __init__(self, *arguments: Any, chance: random.Random, **named: Any) -> None:
+    def __init__(self, *arguments: Any, mode: AutoresetMode, chance: random.Random, **named: Any) -> None:
+        named.update(_named(mode))
         super().__init__(*arguments, **named)
+        self.autoreset_mode = mode
         self._chance = chance
         self._under_way: dict[int, Any] = {}  # the action, or None for a reset
 
@@ -165,7 +178,7 @@ def staggered(scripts: Sequence[Sequence[Scripted]], mode: AutoresetMode, **more
     """Scripted environments that are ready when chance will have it."""
     return Staggered(
         [partial(Play, number, script, as_dict=True) for number, script in enumerate(scripts)],
-        autoreset_mode=mode,
+        mode=mode,
         **more,
     )
 
@@ -337,7 +350,8 @@ def test_each_step_has_the_version_that_played_it() -> None:
     assert episode.policy_versions.tolist() == [8, 3, 3, 3]
 
 
-def test_policy_may_have_a_value_of_its_own_for_the_end() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_policy_may_have_a_value_of_its_own_for_the_end(mode: AutoresetMode) -> None:
     """``policy.value`` is asked what a truncated episode's end is worth, so that a recurrent policy is not disturbed."""
 
     class Valued(Thinker):
@@ -349,7 +363,7 @@ def test_policy_may_have_a_value_of_its_own_for_the_end() -> None:
 
     policy = Valued()
     policy.asked = []
-    vec = vector([[Scripted(2, "truncated")], [Scripted(3, "terminated")]], AutoresetMode.SAME_STEP)
+    vec = vector([[Scripted(2, "truncated")], [Scripted(3, "terminated")]], mode)
     found = collect(vec, policy, episodes=2, progress=False)
     assert [episode.final_value for episode in found] == [40.0, 0.0]
     assert len(policy.asked) == 1
