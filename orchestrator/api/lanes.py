@@ -11,8 +11,9 @@ from orchestrator.errors import Unavailable
 
 RESERVE = 4
 ARRIVING = 16
-LOGINS, LOGINS_EACH = 16, 2
-"""So many forms of log-ins may be on their way, and so many of one address: no token is needed to begin one."""
+LOGINS, LOGINS_EACH = 64, 2
+"""So many forms of log-ins may be on their way, and so many of one address: no token is needed to begin one, and nothing ends
+one that does not come. A thread for each is there only while it is needed."""
 PATIENCE_S = 0.25
 BODY_PATIENCE_S = 0.05
 
@@ -52,19 +53,19 @@ class Lanes:
             self.arriving.release()
 
     @contextmanager
-    def login(self, address: str) -> Iterator[None]:
-        """As ``body``, for somebody from ``address`` who has shown no token yet."""
+    def login(self, place: str) -> Iterator[None]:
+        """As ``body``, for somebody from ``place`` who has shown no token yet."""
         with self._logins_lock:
-            if self._logins[address] >= LOGINS_EACH or self._logins.total() >= LOGINS:
+            if self._logins[place] >= LOGINS_EACH or self._logins.total() >= LOGINS:
                 raise _full()
-            self._logins[address] += 1
+            self._logins[place] += 1
         try:
             yield
         finally:
             with self._logins_lock:
-                self._logins[address] -= 1
-                if not self._logins[address]:
-                    del self._logins[address]
+                self._logins[place] -= 1
+                if not self._logins[place]:
+                    del self._logins[place]
 
 
 def _full() -> Unavailable:

@@ -12,6 +12,7 @@ from orchestrator.api.services import Services
 from orchestrator.auth import LONGEST_TOKEN, RateLimit
 from orchestrator.dashboard.ended import Ended
 from orchestrator.dashboard.sessions import Session, Sessions, same
+from orchestrator.dashboard.strangers import place
 from orchestrator.errors import Forbidden, Unauthenticated
 
 CSRF_FIELD, CSRF_HEADER = "csrf", "X-Cornerman-CSRF"
@@ -123,7 +124,7 @@ class Gate:
             raise too_large()
         lanes = self._services.lanes
         g.place.leave()
-        with lanes.login(request.remote_addr or "") if g.caller is None else lanes.body():
+        with lanes.login(place(request)) if g.caller is None else lanes.body():
             raw = bytes(request.environ["wsgi.input"].read(length)) if length else b""
         g.place = lanes.enter(vital=False)
         try:
@@ -134,7 +135,7 @@ class Gate:
 
     def take_login(self) -> None:
         """Count one attempt to log in; TooMany when there are many from one address."""
-        self._logins.take(request.remote_addr or "")
+        self._logins.take(place(request))
 
 
 def token_in(text: str) -> str:

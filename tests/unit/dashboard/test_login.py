@@ -198,6 +198,25 @@ def test_guessing_is_slowed_down(house: House, browser: Browser, monkeypatch: py
     assert "Log in" in refused
 
 
+def test_one_place_does_not_keep_the_others_out(house: House, browser: Browser) -> None:
+    """Log-ins are counted for each address, behind a proxy on this machine for each address that it names; IPv6 by network."""
+
+    def status(peer: str, forwarded: str = "") -> int:
+        headers = {"X-Forwarded-For": forwarded} if forwarded else {}
+        base = {"REMOTE_ADDR": peer}
+        return browser.send("POST", "/login", data={"token": "x"}, headers=headers, environ_base=base).status_code
+
+    for of_one, of_another in (
+        (("203.0.113.7", ""), ("203.0.113.8", "")),
+        (("127.0.0.1", "6.6.6.{n}, 198.51.100.7"), ("127.0.0.1", "198.51.100.8")),
+        (("2001:db8:0:1::{n}", ""), ("2001:db8:0:2::1", "")),
+        (("203.0.113.9", "6.6.6.{n}"), ("::1", "")),
+        (("127.0.0.2", "nonsense {n}"), ("::ffff:203.0.113.10", "")),
+    ):
+        assert 429 in [status(*(text.format(n=number) for text in of_one)) for number in range(30)]
+        assert status(*of_another) == 403
+
+
 def test_without_tls_the_cookie_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
     """On loopback without TLS the session works too; behind a proxy with TLS the cookie is a secure one."""
     house = House(tmp_path_factory.mktemp("plain"), server={"tls": False, "bind": "127.0.0.1"})
