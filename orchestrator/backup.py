@@ -153,7 +153,7 @@ def _unpack(source: Path, folder: Path) -> Kept:
             for member in archive:
                 place = PurePosixPath(member.name)
                 if member.isfile() and place.parts[0] in (_STATE, _CONFIG) and ".." not in place.parts:
-                    archive.extract(member, folder, filter="data")
+                    _write(archive, member, folder)
         kept = Kept(str(told["version"]), int(told["schema"]), str(told["made_at"]))
     except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -170,6 +170,17 @@ def _unpack(source: Path, folder: Path) -> Kept:
     with closing(sqlite3.connect(database)) as db:
         copies.check(db, source)
     return kept
+
+
+def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """One file of the archive; tarfile's own way to do that safely is missing from the Python of some distributions."""
+    content, target = archive.extractfile(member), folder / member.name
+    if content is None:
+        raise ValueError(f"{member.name} is no file")
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with content, open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        shutil.copyfileobj(content, file)
+        os.fchmod(file.fileno(), 0o600 | (member.mode & 0o044))
 
 
 def _files(config: Config, config_file: Path) -> Iterator[tuple[Path, str]]:

@@ -60,6 +60,18 @@ def test_everything_comes_back_somewhere_else(host: Made, tmp_path: Path) -> Non
     }
 
 
+def test_an_early_python_3_11_restores_too(host: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python 3.11 of Debian 12 and Ubuntu 22.04 has a tarfile that knows no filters."""
+
+    def without_filters(self: tarfile.TarFile, member: object, path: str = "", set_attrs: bool = True) -> None:
+        raise AssertionError("what it would have written is not checked")
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", without_filters)
+    file = _back_up(host, tmp_path / "backup")
+    kept, _ = restore(file, tmp_path / "n" / "cornerman.toml", tmp_path / "n" / "state", replace=False, now=NOW)
+    assert kept.schema == migrating.latest()
+
+
 def test_only_its_owner_reads_it(host: Made, tmp_path: Path) -> None:
     """The file holds the CA's key, and so do the files that come out of it."""
     file = _back_up(host, tmp_path / "backup")
