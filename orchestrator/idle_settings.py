@@ -8,8 +8,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-POWEROFF_COMMAND = "touch /run/cornerman/idle-poweroff"
+POWEROFF_WISH = "/run/cornerman/idle-poweroff"
 """What cornerman-poweroff.path waits for (docs/decisions/0035)."""
+POWEROFF_COMMAND = f"touch {POWEROFF_WISH}"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 

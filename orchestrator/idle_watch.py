@@ -7,13 +7,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
 from orchestrator import idle
 from orchestrator.errors import CornermanError
 from orchestrator.idle import Idle, Seen, Step
-from orchestrator.idle_settings import IdleConfig
+from orchestrator.idle_settings import POWEROFF_WISH, IdleConfig
 from orchestrator.interfaces import Now
 from orchestrator.store import events, idle_stop, leases
 from orchestrator.store.database import Database
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 COMMAND_S = 60.0
 LOOK_EVERY_S = 5.0
+HEARD_WITHIN_S = 20.0
 _DRIFT_S = 2.0
 
 Run = Callable[[Sequence[str]], str]
@@ -51,6 +53,17 @@ def run_command(words: Sequence[str]) -> str:
     return f"it ended with {done.returncode}: {last[:200]}"
 
 
+def until_heard(wish: Path, *, within_s: float = HEARD_WITHIN_S) -> str:
+    """Wait until systemd has taken the wish to power off; else withdraw it, so that it does not come true at another time."""
+    deadline = time.monotonic() + within_s
+    while wish.exists():
+        if time.monotonic() >= deadline:
+            wish.unlink(missing_ok=True)
+            return "nobody took it: cornerman-poweroff.path does not run"
+        time.sleep(0.1)
+    return ""
+
+
 class IdleWatch:
     """For the daemon's main thread: ``look`` now and then; a start of the daemon counts as use."""
 
@@ -62,7 +75,9 @@ class IdleWatch:
         now: Now = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         run: Run = run_command,
+        heard: Callable[[Path], str] = until_heard,
     ) -> None:
+        self._heard = heard
         self._database, self._settings, self._now, self._monotonic, self._run = database, settings, now, monotonic, run
         self._idle = Idle(since=monotonic())
         self._told: IdleStop | None = None
@@ -130,7 +145,10 @@ class IdleWatch:
         return "host.idle_stopping", f"nobody leased for {_minutes(after_s)}: {self._settings.command!r} is run"
 
     def _work(self) -> None:
-        self._outcome = self._run(self._settings.words)
+        fault = self._run(self._settings.words)
+        if not fault and self._settings.is_default:
+            fault = self._heard(Path(POWEROFF_WISH))
+        self._outcome = fault
 
     def _finish(self, mono: float, after_s: float) -> None:
         """The command has ended, or is still running: then nothing else is decided."""

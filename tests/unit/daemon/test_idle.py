@@ -18,7 +18,7 @@ from orchestrator.config import build
 from orchestrator.errors import ConfigError
 from orchestrator.idle import AGAIN_S, Idle, Seen, Step, after_command, decide, notice_s
 from orchestrator.idle_settings import POWEROFF_COMMAND, IdleConfig
-from orchestrator.idle_watch import IdleWatch, run_command, see
+from orchestrator.idle_watch import IdleWatch, run_command, see, until_heard
 from orchestrator.model import LeaseState
 from orchestrator.status_line import status_line
 from orchestrator.store import events, idle_stop, leases, pools
@@ -260,6 +260,25 @@ def test_a_command_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     host.pass_s(12 * 60)
     assert len(host.ran) == 2
     host.database.close()
+
+
+def test_a_wish_that_nobody_hears_is_a_failure(host: Host, tmp_path: Path) -> None:
+    """Where cornerman-poweroff.path does not run the host says so, and the wish does not come true when somebody turns that on."""
+    wish = tmp_path / "idle-poweroff"
+    host.watch = IdleWatch(
+        host.database,
+        IdleConfig.model_validate({"after": "45m"}),
+        now=host.clock.now,
+        monotonic=host.clock.monotonic,
+        run=lambda words: run_command((words[0], str(wish))),
+        heard=lambda _: until_heard(wish, within_s=0.2),
+    )
+    host.pass_s(47 * 60)
+    assert host.told() == ["host.idle_announced", "host.idle_stopping", "host.idle_failed"]
+    assert not wish.exists()
+    wish.touch()
+    threading.Timer(0.2, wish.unlink).start()
+    assert until_heard(wish, within_s=10) == ""
 
 
 def test_a_new_life_of_the_daemon_gives_the_whole_time(host: Host) -> None:
