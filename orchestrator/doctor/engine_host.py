@@ -39,7 +39,7 @@ class ImageFacts:
 def docker(facts: DockerFacts) -> Iterator[Finding]:
     """It answers, and is not too old."""
     if facts.fault is not None:
-        cure = "usermod -aG docker cornerman" if "may not use" in facts.fault else "systemctl enable --now docker"
+        cure = "sudo cornerman doctor" if "may not use" in facts.fault else "systemctl enable --now docker"
         yield fault("docker", facts.fault, cure)
         return
     numbers = tuple(int(number) for number in re.findall(r"\d+", facts.version)[:2])

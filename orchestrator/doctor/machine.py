@@ -118,7 +118,7 @@ def kernel_ports(config: Config, facts: MachineFacts) -> Iterator[Finding]:
     yield warning(
         "kernel-ports",
         text,
-        f"echo '{setting}' >/etc/sysctl.d/60-cornerman.conf && sysctl -p /etc/sysctl.d/60-cornerman.conf",
+        f"echo '{setting}' >>/etc/sysctl.d/60-cornerman.conf && sysctl -p /etc/sysctl.d/60-cornerman.conf",
     )
 
 

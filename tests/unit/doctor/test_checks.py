@@ -148,7 +148,7 @@ def test_a_wrong_clock_is_found(changes: dict[str, Any], level: Level) -> None:
         (DOCKER, Level.OK, None),
         (replace(DOCKER, version="19.03.15"), Level.WARNING, "apt-get install --only-upgrade docker.io"),
         (replace(DOCKER, fault="Docker does not answer."), Level.FAULT, "systemctl enable --now docker"),
-        (replace(DOCKER, fault="This user may not use Docker."), Level.FAULT, "usermod -aG docker cornerman"),
+        (replace(DOCKER, fault="This user may not use Docker."), Level.FAULT, "sudo cornerman doctor"),
     ],
 )
 def test_docker_is_there_and_not_too_old(facts: DockerFacts, level: Level, cure: str | None) -> None:
