@@ -43,14 +43,16 @@ def write_results(
     """Write benchmarks/results/<name>.json with these figures, rounded to four significant digits.
 
     A table of ``rows`` under ``head`` and a ``note`` on how all was measured go with them onto the page. With ``add`` the other figures
-    of the file stay, because another benchmark measures them.
+    and rows of the file stay, because another run measures them; a row is known by its first cell.
     """
     path = RESULTS / f"{name}.json"
-    rounded = json.loads(path.read_text(encoding="utf-8"))["figures"] if add and path.exists() else {}
-    rounded |= {key: float(f"{value:.4g}") for key, value in figures.items()}
+    before = json.loads(path.read_text(encoding="utf-8")) if add and path.exists() else {"figures": {}}
+    rounded = before["figures"] | {key: float(f"{value:.4g}") for key, value in figures.items()}
     result: dict[str, object] = {"machine": machine(), "figures": rounded}
-    if rows:
-        result["table"] = {"head": list(head), "rows": [[_text(cell) for cell in row] for row in rows]}
+    named = {row[0]: row for row in before.get("table", {"rows": []})["rows"]}
+    named |= {str(row[0]): [_text(cell) for cell in row] for row in rows}
+    if named:
+        result["table"] = {"head": list(head) or before["table"]["head"], "rows": list(named.values())}
     if note:
         result["note"] = note
     path.parent.mkdir(parents=True, exist_ok=True)

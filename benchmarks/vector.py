@@ -225,7 +225,7 @@ def _parts(names: Sequence[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure, print, write; ``--quick`` takes one short turn and writes nothing, and so does a choice of parts."""
+    """Measure, print, write; ``--quick`` takes one short turn and writes nothing; chosen parts are written beside the others."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true")
@@ -239,8 +239,8 @@ def main() -> None:
         print_table("", ("figure", "value"), list(found.items()))
         figures.update(found)
         rows += lines
-    if not given.quick and not given.parts:
-        write_results("vector", figures, head=HEAD, rows=rows, note=NOTE)
+    if not given.quick:
+        write_results("vector", figures, head=HEAD, rows=rows, note=NOTE, add=bool(given.parts))
 
 
 if __name__ == "__main__":
