@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -186,3 +188,31 @@ def test_where_the_instance_gets_cornerman_from() -> None:
     for wrong in ("/home/me/cornerman", "http://example.org/a.tar.gz", "https://example.org/'; id"):
         with pytest.raises(CloudFault, match="cannot fetch Cornerman from"):
             source.checked(wrong)
+    with pytest.raises(CloudFault, match="has a login in it") as fault:
+        source.checked("git+https://me:SECRET@example.org/cornerman.git")
+    assert "SECRET" not in str(fault.value)
+
+
+def test_a_clone_is_fetched_from_where_it_came(tmp_path: Path) -> None:
+    """Of an installation from a clone the instance gets the same commit from the clone's origin, if it was pushed there."""
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    environ |= {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def git(folder: Path, *words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", folder, *words], env=environ, capture_output=True, text=True, timeout=20, check=True
+        )
+        return done.stdout.strip()
+
+    origin, clone = tmp_path / "origin", tmp_path / "my clone"
+    origin.mkdir()
+    git(origin, "init", "-q", "-b", "main")
+    git(origin, "commit", "-q", "--allow-empty", "-m", "first")
+    git(tmp_path, "clone", "-q", str(origin), str(clone))
+    assert source.of_a_clone(clone) is None, "an instance does not reach a folder"
+    git(clone, "remote", "set-url", "origin", "https://example.org/cornerman.git")
+    written = json.dumps({"url": clone.as_uri(), "dir_info": {}})
+    commit = git(clone, "rev-parse", "HEAD")
+    assert source.of_this_installation(written) == f"git+https://example.org/cornerman.git@{commit}"
+    git(clone, "commit", "-q", "--allow-empty", "-m", "not pushed")
+    assert source.of_this_installation(written) is None
