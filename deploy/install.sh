@@ -24,7 +24,7 @@ USAGE
 }
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-readonly home=/opt/cornerman config=/etc/cornerman state=/var/lib/cornerman
+readonly home=/opt/cornerman config=/etc/cornerman state=/var/lib/cornerman url=/etc/cornerman/notebook.url
 readonly link=/usr/local/bin/cornerman sysctl_file=/etc/sysctl.d/60-cornerman.conf unit_dir=/etc/systemd/system
 readonly services=(cornerman.service cornerman-relay.service)
 readonly started_too=(cornerman-poweroff.path cornerman-prune.timer)
@@ -50,7 +50,13 @@ while [ $# -gt 0 ]; do
     --uninstall) uninstall=yes; shift ;;
     --purge) purge=yes; shift ;;
     -h | --help) usage; exit 0 ;;
-    --) shift; init_options=("$@"); break ;;
+    --)
+      shift
+      for word; do
+        if [[ $word =~ ^(--[a-z-]+)=(.*)$ ]]; then init_options+=("${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"); else init_options+=("$word"); fi
+      done
+      break
+      ;;
     *) usage >&2; exit 2 ;;
   esac
 done
@@ -61,7 +67,8 @@ for ((i = 0; i + 1 < ${#init_options[@]}; i++)); do
     --runtime) runtime=${init_options[i + 1]} ;;
   esac
 done
-[ -z "$idle_after" ] || [[ $idle_after =~ ^[0-9]+[smhd]$ ]] || die "--idle-after $idle_after is no time: say for example 45m"
+[ -z "$idle_after" ] || [[ $idle_after =~ ^([1-9][0-9]+s|[1-9][0-9]*[mhd])$ ]] ||
+  die "--idle-after $idle_after is no time of 10 s or more: say for example 45m"
 [ -z "$purge" ] || [ -n "$uninstall" ] || die "--purge goes with --uninstall"
 
 # -- looking, before anything is changed -------------------------------------------------------------------------------
@@ -142,6 +149,12 @@ find_python() {
 
 docker_answers() { timeout 20 docker info >/dev/null 2>&1; }
 
+# Two at once would take each other's work back.
+take_lock() {
+  exec 9>/run/cornerman-install.lock
+  flock -n 9 || die "another run of this installer is at work: wait for it"
+}
+
 # -- installing --------------------------------------------------------------------------------------------------------
 
 undo=()
@@ -149,7 +162,7 @@ undo=()
 take_back() {
   local status=$? i
   trap - EXIT
-  [ "$status" = 0 ] || [ -n "$told" ] || say "stopped before its end; what it had made is taken back: run this again"
+  [ "$status" = 0 ] || [ -n "$told" ] || say "stopped before its end${undo[*]:+; what it had made is taken back}: run this again"
   for ((i = ${#undo[@]} - 1; i >= 0; i--)); do eval "${undo[i]}" >/dev/null 2>&1 || true; done
   rm -rf "$work"
   exit "$status"
@@ -245,14 +258,15 @@ build_release() {
     copy_source
     source=$work/source
   fi
-  case $source in
-    *://*) what="cornerman[$extras] @ $source" ;;
-    cornerman*) what="cornerman[$extras]${source#cornerman}" ;;
-    *)
-      [ -e "$source" ] || die "there is no $source to install"
-      what="cornerman[$extras] @ file://$(realpath "$source")"
-      ;;
-  esac
+  if [ -e "$source" ]; then
+    what="cornerman[$extras] @ file://$(realpath "$source")"
+  else
+    case $source in
+      *://*) what="cornerman[$extras] @ $source" ;;
+      cornerman*) what="cornerman[$extras]${source#cornerman}" ;;
+      *) die "there is no $source to install" ;;
+    esac
+  fi
   mkdir -p "$home/releases"
   release=$home/releases/$(date -u +%Y%m%dT%H%M%S)-$$
   undo+=("rm -rf '$release'; rmdir --ignore-fail-on-non-empty $home/releases $home")
@@ -275,7 +289,6 @@ take_credentials() {
     file=${init_options[i + 1]}
     [ -f "$file" ] || die "there is no file $file: name the one that 'diambra user login' wrote with --credentials"
     [ "$(dirname "$(realpath "$file")")" != "$config" ] || continue
-    if [ ! -d "$config" ]; then install -d -m 0755 "$config"; fi
     undo+=("rm -f '$config/diambra-credentials'")
     install -m 0640 -g cornerman "$file" "$config/diambra-credentials"
     init_options[i + 1]=$config/diambra-credentials
@@ -284,23 +297,30 @@ take_credentials() {
 
 # Sets up with the new version, unless it was done before.
 set_up() {
-  upgrading && return
+  if upgrading; then
+    [ ${#init_options[@]} = 0 ] ||
+      say "this host is set up already, so what follows -- changes nothing: edit $config/cornerman.toml, then 'systemctl restart cornerman cornerman-relay'"
+    return
+  fi
   say "setting up $config and $state"
-  [ -d "$config" ] || undo+=("rmdir '$config'")
+  if [ ! -d "$config" ]; then
+    undo+=("rmdir '$config'")
+    install -d -m 0755 "$config"
+  fi
   [ -d "$state" ] || undo+=("rm -rf '$state'")
   take_credentials
   if [[ " ${init_options[*]-} " != *" --public-host"[\ =]* ]]; then init_options+=(--public-host "$(own_address)"); fi
+  undo+=("rm -f '$config/cornerman.toml' '$config/admin.url' '$url'")
   # init writes its configuration last; a CA made by a try before is used again.
-  (umask 077 && "$release/bin/cornerman" init "${init_options[@]}" >"$work/url" 2>"$work/init.log") ||
+  (umask 077 && "$release/bin/cornerman" init "${init_options[@]}" >"$url" 2>"$work/init.log") ||
     die "cornerman init: $(tail -n 1 "$work/init.log" | sed 's/^Error: //')"
-  undo+=("rm -f '$config/cornerman.toml' '$config/admin.url'")
 }
 
 set_idle() {
   local file=$config/cornerman.toml
   [ -n "$idle_after" ] || return 0
   if grep -q '^\[idle\]' "$file"; then
-    sed -i -E "/^\[idle\]/,/^\[[^i]/ s/^#?after = .*/after = \"$idle_after\"/" "$file"
+    sed -i -E -e "/^\[idle\]/,/^\[[^i]/ { /^#?[[:space:]]*after[[:space:]]*=/d }" -e "/^\[idle\]/a after = \"$idle_after\"" "$file"
   else
     printf '\n\n[idle]\nafter = "%s"\n' "$idle_after" >>"$file"
   fi
@@ -322,8 +342,15 @@ SYSCTL
 
 set_units() {
   local unit
+  mkdir -p "$work/units"
+  undo+=("systemctl daemon-reload")
   for unit in "${units[@]}"; do
-    [ -e "$unit_dir/$unit" ] || undo+=("rm -f '$unit_dir/$unit'")
+    if [ -e "$unit_dir/$unit" ]; then
+      cp -p "$unit_dir/$unit" "$work/units/"
+      undo+=("cp -p '$work/units/$unit' '$unit_dir/'")
+    else
+      undo+=("rm -f '$unit_dir/$unit'")
+    fi
     install -m 0644 "$repo/systemd/$unit" "$unit_dir/$unit"
   done
   systemctl daemon-reload
@@ -348,6 +375,21 @@ start() {
   systemctl restart "${services[@]}"
 }
 
+# Lets the former release run again, with its units, and with the database that it knows if the new one has changed that.
+roll_back() {
+  local unit knows
+  say "the new version does not start: going back to the former one"
+  systemctl stop "${services[@]}" || true
+  for unit in "${units[@]}"; do
+    if [ -e "$work/units/$unit" ]; then cp -p "$work/units/$unit" "$unit_dir/"; fi
+  done
+  systemctl daemon-reload
+  switch_to "$1"
+  knows=$("$1/bin/python" -c 'from orchestrator.store import migrating; print(migrating.latest())') || return 1
+  "$release/bin/python" -m orchestrator.going_back "$state/cornerman.db" "$knows" || return 1
+  start
+}
+
 remove_other_releases() {
   local old
   for old in "$home"/releases/*; do
@@ -368,9 +410,7 @@ install_host() {
   trap take_back EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM HUP
-  # Two at once would take each other's work back.
-  exec 9>/run/cornerman-install.lock
-  flock -n 9 || die "another run of this installer is at work: wait for it"
+  take_lock
   if upgrading; then was_there=yes; fi
   before=$(readlink -f "$home/current" 2>/dev/null || true)
   install_packages
@@ -388,8 +428,10 @@ install_host() {
   say "starting $(cat "$work/version")"
   if ! start; then
     if [ -n "$was_there" ] && [ -x "$before/bin/cornerman" ]; then
-      switch_to "$before"
-      start && { rm -rf "$release"; die "the new version does not start, so the former one runs again: see 'journalctl -u cornerman'"; }
+      if roll_back "$before"; then
+        rm -rf "$release"
+        die "the new version does not start, so the former one runs again: see 'journalctl -u cornerman'"
+      fi
     fi
     give_url
     die "it is installed and does not start: see 'journalctl -u cornerman -u cornerman-relay', then run this again"
@@ -402,31 +444,45 @@ install_host() {
   say "$(cat "$work/version") runs: see 'cornerman status'; configuration in $config, data in $state"
 }
 
+# The string lies in $url from init until it is given, so that a run that was ended before costs nobody the string.
 give_url() {
-  [ -s "$work/url" ] || return 0
+  [ -e "$url" ] || return 0
+  if [ ! -s "$url" ]; then
+    (umask 077 && env -u CORNERMAN_URL "$home/bin/cornerman" token create notebook >"$url" 2>/dev/null) || return 0
+  fi
   if [ -n "$url_file" ]; then
-    install -m 0600 "$work/url" "$url_file"
+    install -m 0600 "$url" "$url_file"
   else
     say "a notebook's connection string, as secret as a password and shown this once:"
-    cat "$work/url"
+    cat "$url"
   fi
-  rm -f "$work/url"
+  rm -f "$url"
 }
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 
 # Prints what this host's containers carry in their label; another daemon's on the same Docker are not ours.
 instance() {
-  "$home/bin/python" -c 'import sqlite3, sys
-print(sqlite3.connect(sys.argv[1]).execute("SELECT value FROM meta WHERE key = ?", ("instance",)).fetchone()[0])' \
-    "$state/cornerman.db" 2>/dev/null
+  local python
+  # Of half an installation the program may be gone, and the system's own Python is enough.
+  for python in "$home/bin/python" python3; do
+    "$python" -c 'import sqlite3, sys
+db = sqlite3.connect(f"file:{sys.argv[1]}?mode=rw", uri=True)
+print(db.execute("SELECT value FROM meta WHERE key = ?", ("instance",)).fetchone()[0])' \
+      "$state/cornerman.db" 2>/dev/null && return
+  done
+  return 1
 }
 
 remove_engines() {
   local engines=() ours
-  { docker_answers && ours=$(instance); } || return 0
-  mapfile -t engines < <(docker ps -aq --filter "label=cornerman.instance=$ours")
-  [ ${#engines[@]} -eq 0 ] || docker rm -f "${engines[@]}" >/dev/null || true
+  docker_answers || return 0
+  if ours=$(instance); then
+    mapfile -t engines < <(docker ps -aq --filter "label=cornerman.instance=$ours")
+    [ ${#engines[@]} -eq 0 ] || docker rm -f "${engines[@]}" >/dev/null || true
+  elif [ -n "$(docker ps -aq --filter label=cornerman.instance)" ]; then
+    say "engines are left, and whose they are is not known without the state: see 'docker ps --filter label=cornerman.instance'"
+  fi
   # The network is that of all daemons on this Docker.
   [ -n "$(docker ps -aq --filter label=cornerman.instance)" ] || docker network rm cornerman >/dev/null 2>&1 || true
 }
@@ -434,6 +490,7 @@ remove_engines() {
 uninstall_host() {
   local unit kept=()
   need_root
+  take_lock
   if [ -d /run/systemd/system ]; then
     for unit in "${units[@]}"; do
       [ ! -e "$unit_dir/$unit" ] || systemctl disable --now --quiet "$unit" 2>/dev/null || true

@@ -272,6 +272,27 @@ def test_an_upgrade_ends_no_lease(host: Host, lease: models.Lease) -> None:
     assert re.search(r'(?m)^after = "45m"', host.machine.run("cat", CONFIG).stdout)
 
 
+def test_an_upgrade_that_does_not_start_is_taken_back(host: Host, lease: models.Lease) -> None:
+    """A new version that does not come up leaves the former one running, with its units and the database that it knows."""
+    release = host.machine.run("readlink", "-f", "/opt/cornerman/bin").stdout
+    migrations = len(list((roots.ROOT / "orchestrator/store/migrations").glob("*.sql")))
+    host.machine.run("cp", "-r", "/srv/new", "/srv/broken")
+    newer = f"/srv/broken/orchestrator/store/migrations/{migrations + 1:04}.sql"
+    host.machine.write(newer, "CREATE TABLE more (a TEXT) STRICT;\n")
+    # After the daemon has said that it is ready, so that the database has its new schema.
+    unit = "/srv/broken/systemd/cornerman.service"
+    host.machine.run("sed", "-i", "s|^ExecStart=|ExecStartPost=/bin/false\\n&|", unit)
+    done = host.machine.run("/srv/broken/deploy/install.sh", check=False, timeout_s=300, environ=host.environ)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("cornerman: the new version does not start, so the former one runs")
+    assert "the database is again as it was before" in done.stderr
+    assert host.machine.run("readlink", "-f", "/opt/cornerman/bin").stdout == release
+    assert "ExecStartPost" not in host.machine.run("cat", "/etc/systemd/system/cornerman.service").stdout
+    for service in SERVICES:
+        assert host.show(service, "ActiveState") == "active"
+    assert _same_game(host, lease)
+
+
 def test_old_images_and_logs_go(host: Host) -> None:
     """The daily job runs to its end in its sandbox."""
     host.override(

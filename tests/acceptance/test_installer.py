@@ -10,7 +10,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "/mnt/deploy/install.sh"
+SERVICES = ("cornerman.service", "cornerman-relay.service")
 # What programs write for themselves; and what apt keeps of its lists, which is no part of an installation.
 NOT_OURS = (
     "var/log",
@@ -123,10 +124,42 @@ def test_no_network(clean: roots.Machine) -> None:
     assert told.endswith("check the network and run this again")
 
 
+@pytest.fixture
+def poor_docker(clean: roots.Machine) -> Iterator[roots.Machine]:
+    """All packages are there, among them a Docker that never answers; ``sleep`` takes no time."""
+    programs = {name: "exit 0" for name in ("dockerd", "python3.11", "sleep")} | {"docker": "exit 1"}
+    files = {f"/usr/local/bin/{name}": f"#!/bin/sh\n{does}\n" for name, does in programs.items()}
+    files["/etc/ssl/certs/ca-certificates.crt"] = ""
+    for path, text in files.items():
+        clean.write(path, text, mode=0o755)
+    yield clean
+    clean.run("rm", "-f", *files)
+
+
+def test_no_docker(poor_docker: roots.Machine) -> None:
+    """A Docker that does not start, or starts and does not answer, is told with where to look; nothing is made."""
+    told = _refused(poor_docker, SCRIPT, "--", "--port", str(free_port()))
+    assert told == "Docker is here and does not start: see 'systemctl status docker', then run this again"
+    poor_docker.write("/run/systemd/system/docker.service", "[Service]\nExecStart=/bin/sleep infinity\n")
+    poor_docker.run("systemctl", "daemon-reload")
+    told = _refused(poor_docker, SCRIPT, "--", "--port", str(free_port()))
+    assert told == "Docker runs and does not answer: see 'systemctl status docker', then run this again"
+    poor_docker.run("systemctl", "stop", "docker.service")
+
+
+@pytest.mark.parametrize("arguments", [("--uninstall",), ("--", "--port", "18443")])
+def test_one_at_a_time(poor_docker: roots.Machine, arguments: tuple[str, ...]) -> None:
+    """While one run of the installer is at work another one, also one that would remove everything, does not begin."""
+    lock = "/run/cornerman-install.lock"
+    told = _refused(poor_docker, "flock", lock, SCRIPT, *arguments)
+    assert told == "another run of this installer is at work: wait for it"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--idle-after", "soon"), "--idle-after soon is no time: say for example 45m"),
+        (("--idle-after", "soon"), "--idle-after soon is no time of 10 s or more: say for example 45m"),
+        (("--idle-after", "5s"), "--idle-after 5s is no time of 10 s or more: say for example 45m"),
         (("--purge",), "--purge goes with --uninstall"),
         (("--url-file",), "option --url-file needs a value"),
     ],
@@ -181,29 +214,45 @@ def test_every_distribution(name: str) -> None:
         assert not [one for one in _files(machine) if "cornerman" in one]
         assert machine.run("id", "cornerman", check=False).returncode != 0
 
-        _kill_in_the_middle(machine, (SCRIPT, "--", *choices), environ)
+        upper = machine.folder / "upper"
+        begun = lambda: list(upper.glob("opt/cornerman/releases/*/bin/pip"))  # noqa: E731
+        _kill_in_the_middle(machine, (SCRIPT, "--", *choices), environ, when=begun)
         assert [one for one in _files(machine) if one.startswith("opt/cornerman/releases/")]
+        set_up = upper / "etc/cornerman/cornerman.toml"
+        _kill_in_the_middle(machine, (SCRIPT, "--", *choices), environ, when=set_up.exists)
 
+        # Set up by the run before, whose connection string nobody has seen.
         done = machine.run(SCRIPT, "--", *choices, timeout_s=600, environ=environ)
         assert re.fullmatch(rf"cornerman://\S+@127\.0\.0\.1:{port}\?ca=sha256:[0-9a-f]{{64}}\n", done.stdout)
         assert len(machine.run("ls", "/opt/cornerman/releases").stdout.split()) == 1
         about = machine.run("stat", "-c", "%a %U %G", "/etc/cornerman/diambra-credentials").stdout.strip()
         assert about == "640 root cornerman"
         assert machine.run("docker", "info", "--format", "{{.ServerVersion}}").stdout.strip()
-        for unit in ("cornerman.service", "cornerman-relay.service"):
+        for unit in SERVICES:
             assert machine.run("systemctl", "is-active", unit).stdout.strip() == "active"
         assert "default" in machine.run("cornerman", "status").stdout
 
-        again = machine.run(SCRIPT, timeout_s=600, environ=environ)
+        machine.run("cornerman", "backup", "/root/kept.tgz")
+        machine.run("systemctl", "stop", *SERVICES)
+        machine.run("cornerman", "restore", "--replace", "/root/kept.tgz")
+        machine.run("systemctl", "start", *SERVICES)
+        assert "default" in machine.run("cornerman", "status").stdout
+
+        again = machine.run(SCRIPT, "--idle-after", "2h", "--", "--min-ready=3", timeout_s=600, environ=environ)
         assert again.stdout == ""
+        assert "what follows -- changes nothing" in again.stderr
+        config = machine.run("cat", "/etc/cornerman/cornerman.toml").stdout
+        assert re.findall(r"(?m)^#?(after|min_ready) = (.*)$", config) == [("after", '"2h"'), ("min_ready", "1")]
         assert machine.run("systemctl", "is-active", "cornerman.service").stdout.strip() == "active"
 
         machine.run(SCRIPT, "--uninstall", "--purge", timeout_s=120)
         assert not [one for one in _files(machine) if "cornerman" in one]
 
 
-def _kill_in_the_middle(machine: roots.Machine, command: tuple[str, ...], environ: dict[str, str]) -> None:
-    """kill -9 of a run of the installer while it builds."""
+def _kill_in_the_middle(
+    machine: roots.Machine, command: tuple[str, ...], environ: dict[str, str], *, when: Callable[[], object]
+) -> None:
+    """kill -9 of a run of the installer as soon as it is so far."""
     running = subprocess.Popen(
         ["nsenter", "-t", str(machine.init), "-m", "-p", "-u", "-i", "-C", "-r", "-w", "env", "-i"]
         + [
@@ -216,9 +265,8 @@ def _kill_in_the_middle(machine: roots.Machine, command: tuple[str, ...], enviro
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    releases = machine.folder / "upper/opt/cornerman/releases"
     try:
-        wait_until(lambda: list(releases.glob("*/bin/pip")), 300, what="a build that has begun")
+        wait_until(when, 300, what="the moment to kill it")
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait(30)
