@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from client_sdk import Cornerman, Lease, WrongArgument
+from client_sdk.wire import Method
 from tests.support.practice_lanes import PracticeLanes, grpc_engines, practice_lanes
 from tests.support.real_daemon import RealDaemon
 
@@ -147,6 +148,49 @@ def test_wrappers_and_ppo(engines: PracticeLanes, tmp_path: Path) -> None:
         assert model.num_timesteps == 2 * 32 * ENVS
         assert [episode["l"] for episode in model.ep_info_buffer] == [20] * 3 * ENVS
         A2C("MultiInputPolicy", env, n_steps=4).learn(8 * ENVS)
+        env.close()
+
+
+def test_recurrent_ppo(engines: PracticeLanes, tmp_path: Path) -> None:
+    """RecurrentPPO of sb3-contrib learns, and its LSTM starts anew with each episode."""
+    from sb3_contrib import RecurrentPPO
+
+    from client_sdk.sb3 import make_sb3_env
+
+    with engines.open() as lanes:
+        env, _ = make_sb3_env("doapp", settings(), wrappers(steps=10), seed=1, log_dir_base=str(tmp_path), lease=lanes)
+        small = {"lstm_hidden_size": 8, "features_extractor_kwargs": {"cnn_output_dim": 16}}
+        model = RecurrentPPO(
+            "MultiInputLstmPolicy", env, n_steps=24, batch_size=24, n_epochs=1, seed=1, policy_kwargs=small
+        ).learn(2 * 24 * ENVS)
+        assert model.num_timesteps == 2 * 24 * ENVS
+        starts = model.rollout_buffer.episode_starts.reshape(ENVS, 24)  # of the steps 24 to 47 of episodes of ten
+        assert [np.flatnonzero(row).tolist() for row in starts] == [[6, 16]] * ENVS
+        observations, state = env.reset(), None
+        for step in range(12):
+            actions, state = model.predict(observations, state=state, episode_start=np.full(ENVS, step in (0, 10)))
+            observations, _, dones, _ = env.step(actions)
+            assert dones.all() == (step == 9)
+        env.close()
+
+
+def test_interrupted_learning(engines: PracticeLanes, tmp_path: Path) -> None:
+    """After a notebook's stop button learn() goes on where it was: with reset_num_timesteps=False, and from the start too."""
+    from stable_baselines3 import A2C
+
+    from client_sdk.sb3 import make_sb3_env
+
+    with engines.open() as lanes:
+        env, _ = make_sb3_env("doapp", settings(), wrappers(steps=10), seed=1, log_dir_base=str(tmp_path), lease=lanes)
+        model = A2C("MultiInputPolicy", env, n_steps=4, seed=1).learn(4 * ENVS)
+        engines.slow[1, Method.STEP] = 0.4
+        for anew in (False, True):
+            timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                model.learn(10**6, reset_num_timesteps=False)
+            before = 0 if anew else model.num_timesteps
+            assert model.learn(4 * ENVS, reset_num_timesteps=anew).num_timesteps == before + 4 * ENVS
         env.close()
 
 
