@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,8 @@ log = structlog.get_logger(__name__)
 BUSY_TIMEOUT_S = 10.0
 RETRY_S = 0.001
 """How soon another process's writer is asked again: SQLite's own back-off grows to 100 ms, and starves beside a busy writer."""
-POLL_S = 0.05
+POLL_S, CALM_POLL_S, CALM_AFTER_S = 0.05, 0.2, 10.0
+"""How often the database is looked at for changes; when nothing has changed for a while nobody plays, and looks are all that costs."""
 """How often ``Changes`` looks; each look costs some 40 microseconds, so that more often would be felt in an idle daemon."""
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
 _BROKEN = ("not a database", "malformed")
@@ -187,8 +188,8 @@ def _saying_what_to_do(path: Path) -> Iterator[None]:
 class Changes:
     """Wakes whoever waits for the database to change, whichever process changed it."""
 
-    def __init__(self, database: Database, *, poll_s: float = POLL_S) -> None:
-        self._database, self._poll_s = database, poll_s
+    def __init__(self, database: Database, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._database, self._monotonic = database, monotonic
         self._condition = threading.Condition()
         self._number = 0
         self._stop = threading.Event()
@@ -213,8 +214,8 @@ class Changes:
             self._condition.notify_all()
 
     def _watch(self) -> None:
-        last, well = None, True
-        while not self._stop.wait(self._poll_s):
+        last, well, changed_at = None, True, self._monotonic()
+        while not self._stop.wait(CALM_POLL_S if self._monotonic() - changed_at > CALM_AFTER_S else POLL_S):
             try:
                 version = self._database.data_version()
             except sqlite3.Error as error:  # must go on: waiters depend on it
@@ -224,7 +225,7 @@ class Changes:
                 continue
             well = True
             if version != last:
-                last = version
+                last, changed_at = version, self._monotonic()
                 self.nudge()
 
     def close(self) -> None:
