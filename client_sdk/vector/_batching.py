@@ -64,13 +64,16 @@ def _columns(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
     """The same at a tenth of the cost for the common case: everybody has the same keys, with plain values. None otherwise."""
     if not outcomes:
         return {}
-    first, infos = outcomes[0].info, dict[str, Any]()
-    if any(outcome.final is not None or outcome.info.keys() != first.keys() for outcome in outcomes):
-        return None
+    rows, infos = [outcome.info for outcome in outcomes], dict[str, Any]()
+    first, given = rows[0], np.ones(len(rows), np.bool_)
+    keys = first.keys()
+    for outcome in outcomes:
+        if outcome.final is not None or outcome.info.keys() != keys:
+            return None
     for key, value in first.items():
         kind = type(value)
-        values = [outcome.info[key] for outcome in outcomes]
-        if kind in (bool, int, float) and all(type(one) is kind for one in values):
+        values = [row[key] for row in rows]
+        if kind in (bool, int, float) and set(map(type, values)) == {kind}:
             infos[key] = np.array(values, kind)
         elif isinstance(value, (dict, np.ndarray, np.number, bool, int, float)) or key.startswith("final_"):
             return None
@@ -78,7 +81,7 @@ def _columns(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
             infos[key] = column = np.empty(len(values), object)
             for place, one in enumerate(values):
                 column[place] = one
-        infos[f"_{key}"] = np.ones(len(values), np.bool_)
+        infos[f"_{key}"] = given.copy()
     return infos
 
 
@@ -93,13 +96,7 @@ def batcher(space: gymnasium.Space[Any]) -> Batched:
     if isinstance(space, _ARRAYS):
         shape, dtype = space.shape, space.dtype
         assert shape is not None
-
-        def batch(items: Sequence[Any]) -> Any:
-            if len(items) > 0 and len(shape) > 1:
-                return np.stack(items, out=np.empty((len(items), *shape), dtype))
-            return np.array(items, dtype).reshape(len(items), *shape)
-
-        return batch
+        return lambda items: np.array(items, dtype).reshape(len(items), *shape)
     return lambda items: concatenate(space, tuple(items), create_empty_array(space, n=len(items)))
 
 

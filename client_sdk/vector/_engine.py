@@ -48,7 +48,7 @@ class LaneEngine:
 
     def step(self, actions: Sequence[Sequence[int]]) -> StepReply:
         """Step with the move and the attack of each player."""
-        request = b"".join(_action(int(move), int(attack)) for move, attack in actions)
+        request = b"".join([_action(int(move), int(attack)) for move, attack in actions])
         return self._played(Method.STEP, request)
 
     def close(self) -> None:

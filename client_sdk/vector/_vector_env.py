@@ -251,12 +251,11 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
             raise CornermanError("This vector environment is closed: make another one with make_vec().")
 
     def _batch(self, outcomes: Sequence[Outcome]) -> Batch:
-        count = len(outcomes)
         return (
             self.observations_of(outcomes),
-            np.fromiter((outcome.reward for outcome in outcomes), np.float64, count),
-            np.fromiter((outcome.terminated for outcome in outcomes), np.bool_, count),
-            np.fromiter((outcome.truncated for outcome in outcomes), np.bool_, count),
+            np.array([outcome.reward for outcome in outcomes], np.float64),
+            np.array([outcome.terminated for outcome in outcomes], np.bool_),
+            np.array([outcome.truncated for outcome in outcomes], np.bool_),
             infos_of(outcomes),
         )
 
