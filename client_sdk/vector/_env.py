@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from diambra.arena import RecordingSettings, SpaceTypes, WrappersSettings, arena_gym
 from diambra.arena.wrappers.episode_recording import EpisodeRecorder
 from diambra.engine import model
+from numpy.typing import NDArray
 
 from client_sdk._errors import CornermanError
 from client_sdk._progress import warn
 from client_sdk.vector._engine import MOST_ENGINES, EngineLost, LaneEngine
 from client_sdk.vector._reply import StepReply
-from client_sdk.vector._stock import env_wrapping, keep_chance_apart, with_names
+from client_sdk.vector._stock import OnePlayer, TwoPlayers, env_wrapping, keep_chance_apart, with_names
 
 _COMMON = model.RamStatesCategories.common
 _STATES = {number: name for name, number in model.GameStates.items()}
+_MOST_KEPT = 512
+
+# What an observation has of one category: all its values, and those that are arrays, of which everybody gets copies.
+_Part = tuple[dict[str, Any], list[tuple[str, NDArray[np.int64]]]]
 
 
 class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
@@ -32,17 +37,12 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
         engine = self.arena_engine
         stock = with_names(arena_gym.DiambraGymBase.__init__, DiambraEngine=lambda *_: engine)
         stock(self, env_settings)
-        self._names = [
-            (
-                category,
-                None if category == _COMMON else model.RamStatesCategories.Name(category),
-                [
-                    (key, model.RamStates.Name(key), info.type == SpaceTypes.BOX)
-                    for key, info in states.ram_states.items()
-                ],
-            )
-            for category, states in self.env_info.ram_states_categories.items()
+        self._shape = tuple(getattr(self.env_info.frame_shape, side) for side in "hwc")
+        self._categories = [
+            (category, None if category == _COMMON else model.RamStatesCategories.Name(category))
+            for category in self.env_info.ram_states_categories
         ]
+        self._parts: dict[tuple[int, bytes | None], _Part] = {}
 
     def close(self) -> None:
         """End the game; no window is closed, because none was opened and a headless OpenCV has none."""
@@ -55,16 +55,35 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
         if response is None:
             raise CornermanError("There was no reset() yet.")
         self._last = response
-        shape = self.env_info.frame_shape
         frame = np.frombuffer(response.data, np.uint8, response.frame_end - response.frame_at, response.frame_at)
-        self._frame = frame.reshape(shape.h, shape.w, shape.c)
+        self._frame = frame.reshape(self._shape)
         observation: dict[str, Any] = {"frame": self._frame}
-        for category, name, states in self._names:
-            target = observation if name is None else observation.setdefault(name, {})
-            get = response.ram(category).get
-            for key, state, is_box in states:
-                target[state] = np.array([get(key, 0)]) if is_box else get(key, 0)
+        for category, name in self._categories:
+            values, arrays = self._part(category, response)
+            if name is None:
+                target = observation
+                target.update(values)
+            else:
+                observation[name] = target = values.copy()
+            for state, array in arrays:
+                target[state] = array.copy()
         return observation
+
+    def _part(self, category: int, response: StepReply) -> _Part:
+        """What the observation has of one category, which is most often what it had before."""
+        key = category, response.categories.get(category)
+        part = self._parts.get(key)
+        if part is None:
+            if len(self._parts) >= _MOST_KEPT:
+                self._parts.clear()
+            part = self._parts[key] = self._new_part(category, response.ram(category))
+        return part
+
+    def _new_part(self, category: int, ram: Mapping[int, int]) -> _Part:
+        states = self.env_info.ram_states_categories[category].ram_states
+        values = {model.RamStates.Name(key): ram.get(key, 0) for key in states}
+        boxes = [model.RamStates.Name(key) for key, info in states.items() if info.type == SpaceTypes.BOX]
+        return values, [(name, np.array([values[name]])) for name in boxes]
 
     def _get_info(self, response: StepReply) -> dict[str, Any]:
         info: dict[str, Any] = {_STATES[key]: value for key, value in response.game_states.items()}
@@ -115,11 +134,11 @@ class Healing:
             return self._get_obs(self._last), 0, False, True, info
 
 
-class _Env1P(Healing, arena_gym.DiambraGym1P, LaneBase):  # type: ignore[misc]
+class _Env1P(Healing, OnePlayer, LaneBase):
     """One player against the game."""
 
 
-class _Env2P(Healing, arena_gym.DiambraGym2P, LaneBase):  # type: ignore[misc]
+class _Env2P(Healing, TwoPlayers, LaneBase):
     """Two players against each other."""
 
 

@@ -56,14 +56,7 @@ def read(data: bytes) -> StepReply:
         while at < len(data):
             tag, value, at = _field(data, at)
             if tag == _OBSERVATION:
-                while value < at:
-                    inner, begin, value = _field(data, value)
-                    if inner == _FRAME:
-                        frame_at, frame_end = begin, value
-                    elif inner == _CATEGORY:
-                        category = data[begin:value]
-                        known = data[begin] == _KEY and data[begin + 1] < 0x80
-                        categories[data[begin + 1] if known else _category(category)[0]] = category
+                frame_at, frame_end = _observation(data, value, at, categories) or (frame_at, frame_end)
             elif tag == _REWARD:
                 reward = _signed(value)
             elif tag == _INFO:
@@ -71,6 +64,27 @@ def read(data: bytes) -> StepReply:
     except (IndexError, ValueError) as error:
         raise CornermanError("The engine's answer is no StepResetResponse: is it DIAMBRA's engine?") from error
     return StepReply(data, frame_at, frame_end, categories, reward, states)
+
+
+def _observation(data: bytes, at: int, end: int, categories: dict[int, bytes]) -> tuple[int, int] | None:
+    """Where the frame lies if there is one; the categories are put in with the others."""
+    frame: tuple[int, int] | None = None
+    while at < end:
+        tag, size = data[at], data[at + 1]
+        if tag == _CATEGORY and size < 0x80:  # as all but the frame are: a call for each would be a third of the time
+            begin = at + 2
+            at = begin + size
+            if at > len(data):
+                raise ValueError("cut short")
+        else:
+            tag, begin, at = _field(data, at)
+        if tag == _FRAME:
+            frame = begin, at
+        elif tag == _CATEGORY:
+            category = data[begin:at]
+            known = data[begin] == _KEY and data[begin + 1] < 0x80
+            categories[data[begin + 1] if known else _category(category)[0]] = category
+    return frame
 
 
 # What is in these changes little from step to step, so most of it has been read before; the results are not to be written to.

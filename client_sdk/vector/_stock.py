@@ -9,7 +9,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from diambra.arena import arena_gym
 from diambra.arena.wrappers import arena_wrappers, observation
+from diambra.engine import model
 
 
 def with_names(function: Any, **names: object) -> Callable[..., Any]:
@@ -37,7 +39,59 @@ class NormalizeObservation(observation.NormalizeObservation):  # type: ignore[mi
     )
 
 
-env_wrapping = with_names(arena_wrappers.env_wrapping, NormalizeObservation=NormalizeObservation)
+class NoopReset(arena_wrappers.NoopReset):  # type: ignore[misc]
+    """DIAMBRA's wrapper of that name, for ``no_op_max``: how many steps an episode begins with is drawn from its seed."""
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode with one to ``no_op_max`` steps in which nothing is done."""
+        observation, info = self.env.reset(**arguments)
+        chance = np.random.default_rng(self.unwrapped.env_settings.pb_model.episode_settings.random_seed)
+        for _ in range(self.override_num_no_ops or chance.integers(1, self.no_op_max, endpoint=True)):
+            observation, _, terminated, truncated, info = self.env.step(self.unwrapped.get_no_op_action())
+            if terminated or truncated:
+                observation, info = self.env.reset()
+        return observation, info
+
+
+class StickyActions(arena_wrappers.StickyActions):  # type: ignore[misc]
+    """DIAMBRA's wrapper of that name, for ``repeat_action``."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Do the same several times, or until a round is over; the rewards are added up."""
+        total = 0
+        for _ in range(self.sticky_actions):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += reward
+            if terminated or truncated or info["round_done"]:
+                break
+        return observation, total, terminated, truncated, info
+
+
+env_wrapping = with_names(
+    arena_wrappers.env_wrapping,
+    NoopReset=NoopReset,
+    NormalizeObservation=NormalizeObservation,
+    StickyActions=StickyActions,
+)
+
+
+def _step(stock: Any) -> Callable[..., Any]:
+    """A ``step`` of DIAMBRA's that looks game states up in a plain namespace: protobuf's own fails first, with a text, and then finds them."""
+    states = model.GameStates
+    plain = SimpleNamespace(**dict(states.items()), Name=states.Name, Value=states.Value)
+    return with_names(stock, model=SimpleNamespace(**{**vars(model), "GameStates": plain}))
+
+
+class OnePlayer(arena_gym.DiambraGym1P):  # type: ignore[misc]
+    """DIAMBRA's class of that kind."""
+
+    step = _step(arena_gym.DiambraGym1P.step)
+
+
+class TwoPlayers(arena_gym.DiambraGym2P):  # type: ignore[misc]
+    """DIAMBRA's class of that kind."""
+
+    step = _step(arena_gym.DiambraGym2P.step)
 
 
 def keep_chance_apart(settings: Any) -> None:
