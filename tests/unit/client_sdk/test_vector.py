@@ -344,6 +344,32 @@ def test_published_settings(make: Make) -> None:
     assert isinstance(vec.single_observation_space["own_character"], gymnasium.spaces.MultiBinary)
 
 
+def test_wrappers_that_fail_elsewhere(engines: PracticeLanes) -> None:
+    """DIAMBRA's no_op_max and repeat_action work, which fail in its own client, and are reproducible by the seed too."""
+
+    def played(**wrappers: Any) -> list[list[Method]]:
+        settings = EnvironmentSettings(frame_shape=(32, 32, 1), step_ratio=1, action_space=SpaceTypes.DISCRETE)
+        found: list[list[Method]] = []
+        with engines.open() as lanes:
+            vec = make_vec(lanes, "doapp", settings, WrappersSettings(**wrappers), seed=3)
+            vec.reset()
+            vec.reset()
+            engines.calls.clear()
+            for play in (vec.reset, lambda: vec.step(actions(vec, 1))):
+                play()
+                found += [[method for rank, method, _ in engines.calls if rank == one] for one in range(ENVS)]
+                engines.calls.clear()
+            vec.close()
+        return found
+
+    begun = played(no_op_max=5)[:ENVS]
+    assert all(one == [Method.RESET] + (len(one) - 1) * [Method.STEP] for one in begun)
+    assert len({len(one) for one in begun}) > 1
+    assert {len(one) - 1 for one in begun} <= set(range(1, 6))
+    assert played(no_op_max=5)[:ENVS] == begun
+    assert played(repeat_action=4) == [[Method.RESET]] * ENVS + [4 * [Method.STEP]] * ENVS
+
+
 def test_close(engines: PracticeLanes, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Report 35: close() works on a machine without a display, tells every engine, and may be repeated."""
     monkeypatch.setattr("cv2.destroyAllWindows", _no_windows)
