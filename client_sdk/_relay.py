@@ -7,7 +7,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from client_sdk import _proxy, _trust
 from client_sdk._reach import Route
-from client_sdk._url import Target, is_loopback
+from client_sdk._url import Target
 from client_sdk.models import Relay
 from client_sdk.wire import Method
 
@@ -37,14 +37,11 @@ def route_to(
 
 
 def reachable(url: str, target: Target) -> str:
-    """The relay's URL, by the name that the API is reached by where the host cannot know better.
+    """The relay's URL, by the name that the API is reached by.
 
-    That is so if it takes itself for a machine of its own, or is reached through a forwarded port of this one.
+    What the host takes for its own address may lead to itself alone, or be the one that it had before it was turned off and on.
     """
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    if not (is_loopback(host) or target.is_loopback) or host == target.host:
-        return url
     name = f"[{target.host}]" if ":" in target.host else target.host
     netloc = name if parts.port is None else f"{name}:{parts.port}"
     return urlunsplit(parts._replace(netloc=netloc))

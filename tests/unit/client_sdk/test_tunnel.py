@@ -267,14 +267,14 @@ def test_direct_from_another_machine(daemon: FakeDaemon, host: Cornerman) -> Non
     ("told", "host", "reached"),
     [
         ("wss://ec2.example.org:8444/v1/leases/l", "ec2.example.org", "wss://ec2.example.org:8444/v1/leases/l"),
-        ("wss://ec2.example.org:8444/v1/leases/l", "10.0.0.5", "wss://ec2.example.org:8444/v1/leases/l"),
+        ("wss://198.51.100.20:8444/v1/leases/l", "203.0.113.9", "wss://203.0.113.9:8444/v1/leases/l"),
         ("wss://127.0.0.1:8444/v1/leases/l", "10.0.0.5", "wss://10.0.0.5:8444/v1/leases/l"),
         ("wss://127.0.0.1:8444/v1/leases/l", "fd00::7", "wss://[fd00::7]:8444/v1/leases/l"),
         ("wss://ec2.example.org:8444/v1/leases/l", "localhost", "wss://localhost:8444/v1/leases/l"),
     ],
 )
 def test_where_the_relay_is(told: str, host: str, reached: str) -> None:
-    """Report 40: a host that takes itself for 127.0.0.1, or is reached by a forwarded port, has its relay at the API's address."""
+    """Report 40: the relay is at the API's address, whatever the host takes for its own: 127.0.0.1, or one that it had before a stop."""
     assert reachable(told, Target(host, 8443, SecretStr("t"))) == reached
 
 
