@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -455,6 +456,31 @@ def test_tunnel_has_an_interpreter_of_its_own(host: Cornerman) -> None:
         relay = lease.model.relay
         assert relay is not None
         assert relay.token not in " ".join(tunnel.cmdline()) + str(tunnel.environ())
+
+
+def _own_address() -> str:
+    """The address by which this machine goes out, or a loopback one where it does not; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        try:
+            line.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(line.getsockname()[0])
+
+
+def test_a_host_that_has_another_address_by_now(
+    new_daemon: Callable[..., RealDaemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that was set up at another address, as one on EC2 before its stop, is played on at the address it has now."""
+    away, settings = "198.51.100.20", {"bind": '"0.0.0.0"'}
+    daemon = new_daemon("--runtime", "process", "--public-host", away, settings=settings)
+    daemon.start()
+    monkeypatch.delenv("DIAMBRA_ENVS", raising=False)
+    with Cornerman(daemon.url.replace(away, _own_address()), quiet=True).lease(via="tunnel") as lease:
+        game = Game(over_grpc(lease.addresses[0]))
+        game.make()
+        game.reset()
+        game.step()
 
 
 def test_calls_that_the_client_gives_up(host: Cornerman) -> None:
