@@ -121,6 +121,10 @@ class Crew:
     def forget(self) -> None:
         """Wait for whatever is under way, and drop what comes of it."""
         self._hub.wait([*self._tasks.values()], count=len(self._tasks))
+        self.drop()
+
+    def drop(self) -> None:
+        """Wait for nothing that is under way."""
         self._hub.drop(self._tasks.values())
         self._tasks.clear()
 
@@ -143,7 +147,8 @@ class Crew:
             tasks = [Task(i, env.close) for i, env in enumerate(self.envs) if i not in self._tasks]
             self._hub.start(tasks)
             self._hub.wait(tasks, count=len(tasks), timeout_s=CLOSE_WITHIN_S)
-        self._tasks.clear()
+            self._hub.drop(tasks)
+        self.drop()
 
     def _together(self, jobs: Mapping[int, Callable[[], Any]]) -> list[Any]:
         tasks = [Task(index, job) for index, job in jobs.items()]

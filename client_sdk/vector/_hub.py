@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from client_sdk._errors import CornermanError
 from client_sdk.lanes import CallFault, Lanes, Pending, Reply
@@ -53,6 +53,8 @@ class Task:
                 f"Environment {self.index} was interrupted in the middle of a call: reset() all."
             )
             raise
+        except GreenletExit:  # nobody holds it any more
+            raise
         except BaseException as fault:  # whoever asks for the result gets it
             self.fault = fault
         finally:
@@ -65,14 +67,24 @@ class Task:
         return self.value
 
 
-def _run_tasks(task: Task | None) -> None:
-    """What a greenlet does: one task after the other, because a new greenlet costs fifteen times what a switch does."""
-    while task is not None:
-        task.run()
-        task = None  # or it would be kept, with all it knows
+def _run_tasks() -> None:
+    """What a greenlet does: one task after the other, because a new greenlet costs fifteen times what a switch does.
+
+    The first comes by a switch too: what a greenlet is begun with it keeps, with all it knows.
+    """
+    while True:
         parent = getcurrent().parent
         assert parent is not None
-        task = parent.switch()
+        task: Task | None = parent.switch()
+        assert task is not None
+        task.run()
+        task = None
+
+
+def _new_greenlet() -> greenlet:
+    begun = greenlet(_run_tasks)
+    begun.switch()
+    return begun
 
 
 class _Idle(threading.local):
@@ -149,16 +161,17 @@ class Hub:
             self.lanes.wait(awaited, count=1, timeout_s=left_s)
 
     def drop(self, tasks: Iterable[Task]) -> None:
-        """Expect nothing of these any more."""
+        """Expect nothing of these any more: greenlets that wait end with that, and let go of what they know."""
         for task in tasks:
             if task.greenlet is not None:
                 self._running.pop(task.greenlet, None)
+                task.greenlet = None
 
     def _go_on(self, task: Task) -> None:
         own = task.greenlet
         if own is None:
             idle = self._idle.greenlets
-            own = task.greenlet = idle.pop() if idle else greenlet(_run_tasks)
+            own = task.greenlet = idle.pop() if idle else _new_greenlet()
         self._running[own] = task
         try:
             task.go_on()

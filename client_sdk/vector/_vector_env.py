@@ -180,9 +180,11 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
                 self._lanes.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "closed", True) and self._owns_lanes:
+        if not getattr(self, "closed", True):
             with contextlib.suppress(Exception):
-                self._lanes.close()
+                self._crew.drop()
+                if self._owns_lanes:
+                    self._lanes.close()
 
     # ------------------------------------------------------------ how
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -161,6 +163,23 @@ def test_interrupted_while_it_is_made(engines: PracticeLanes, make: Make) -> Non
     vec = make()
     vec.reset()
     vec.step(still())
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_forgotten(engines: PracticeLanes, capsys: pytest.CaptureFixture[str], at_work: bool) -> None:
+    """A vector environment that nobody holds any more goes away without close(), with whatever it had under way."""
+    with engines.open() as lanes:
+        settings = EnvironmentSettings(frame_shape=(32, 32, 1), action_space=SpaceTypes.DISCRETE)
+        vec = make_vec(lanes, "doapp", settings)
+        vec.reset()
+        if at_work:
+            engines.slow[1, Method.STEP] = 1.0
+            interrupt(0.2, partial(vec.step, still()))
+        gone = [weakref.ref(vec), *(weakref.ref(env) for env in vec.envs)]
+        del vec
+        gc.collect()
+        assert [one() for one in gone] == [None] * (1 + ENVS)
+    assert capsys.readouterr().err == ""
 
 
 class Fragile(gymnasium.Wrapper):  # type: ignore[type-arg]
