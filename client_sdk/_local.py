@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
@@ -12,6 +14,7 @@ from client_sdk._url import ENVIRONMENT_NAME, Target, from_environment, parse
 
 ADMIN_URL_NAME = "admin.url"
 SYSTEM_FOLDER = Path("/etc/cornerman")
+LOOPBACK = "127.0.0.1"
 
 
 def target(folder: Path | None, *, admin: bool) -> Target:
@@ -35,10 +38,25 @@ def target(folder: Path | None, *, admin: bool) -> Target:
 def _local(folder: Path | None) -> Target | None:
     for place in [folder] if folder is not None else [platformdirs.user_config_path("cornerman"), SYSTEM_FOLDER]:
         try:
-            return parse((place / ADMIN_URL_NAME).read_text("utf-8"))
+            named = parse((place / ADMIN_URL_NAME).read_text("utf-8"))
         except OSError:
             continue
+        return _at_home(named)
     return None
+
+
+def _at_home(named: Target) -> Target:
+    """This machine's host by its own loopback address: the public one may be an old one, or let in others alone.
+
+    Only with a CA of the host's own, which proves it by any address.
+    """
+    if named.ca_sha256 is None or named.is_loopback:
+        return named
+    try:
+        socket.create_connection((LOOPBACK, named.port), timeout=1).close()
+    except OSError:
+        return named
+    return replace(named, host=LOOPBACK, known_as=named.host)
 
 
 def _same_host(one: Target, other: Target) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pydantic import SecretStr
@@ -21,13 +21,17 @@ _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
 
 @dataclass(frozen=True)
 class Target:
-    """A host and how to be let in; ``ca_sha256`` is the SHA-256 of its CA's DER, None for the system's roots."""
+    """A host and how to be let in; ``ca_sha256`` is the SHA-256 of its CA's DER, None for the system's roots.
+
+    ``known_as`` is the name by which others reach it, where that is not ``host``.
+    """
 
     host: str
     port: int
     token: SecretStr = field(repr=False)
     ca_sha256: str | None = None
     tls: bool = True
+    known_as: str | None = None
 
     @property
     def authority(self) -> str:
@@ -40,10 +44,11 @@ class Target:
         return f"{'https' if self.tls else 'http'}://{self.authority}"
 
     def with_token(self, token: str) -> str:
-        """The connection string that leads here with another token; a secret."""
+        """The connection string that leads others here with another token; a secret."""
         scheme = "cornerman" if self.tls else "cornerman+http"
         ca = f"?ca=sha256:{self.ca_sha256}" if self.ca_sha256 else ""
-        return f"{scheme}://{quote(token, safe='')}@{self.authority}{ca}"
+        authority = replace(self, host=self.known_as or self.host).authority
+        return f"{scheme}://{quote(token, safe='')}@{authority}{ca}"
 
     @property
     def is_loopback(self) -> bool:

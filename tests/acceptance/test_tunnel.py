@@ -483,6 +483,14 @@ def test_a_host_that_has_another_address_by_now(
         game.step()
 
 
+def test_commands_on_the_host_need_no_public_address(new_daemon: Callable[..., RealDaemon]) -> None:
+    """Whoever runs the host reaches it from itself, though its public address lets in others alone, and hands that one out."""
+    daemon = new_daemon("--runtime", "process", "--public-host", "198.51.100.20")
+    daemon.start()
+    made = daemon.run("token", "create", "ann", "--dir", str(daemon.folder))
+    assert re.fullmatch(rf"cornerman://\S+@198\.51\.100\.20:{daemon.port}\?ca=sha256:\w+\n", made.stdout), made.stderr
+
+
 def test_calls_that_the_client_gives_up(host: Cornerman) -> None:
     """A call whose client stopped waiting leaves its lane usable."""
     with host.lease(envs=1, via="tunnel") as lease:
