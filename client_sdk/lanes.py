@@ -114,6 +114,11 @@ class Lanes:
         return None if self._line.lost is None else str(self._line.lost)
 
     @property
+    def taken_over(self) -> bool:
+        """Whether no call will be answered because the lease is used by another connection now."""
+        return self._line.lost is not None and self._line.lost.bye is Bye.TAKEN_OVER
+
+    @property
     def out_of_reach(self) -> str | None:
         """Why calls are refused until the line comes back, or None; a line that is briefly broken only makes them wait."""
         return self._line.out_of_reach

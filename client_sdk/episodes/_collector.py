@@ -39,6 +39,7 @@ class _Collector:
             and (isinstance(stepping, Ready) or len(self._waiting) == count)
         ):
             return
+        self._known = False  # unless all goes well
         arrived = stepping.reset(seed)
         self._waiting, self._observations = arrived.envs, self._own(arrived.observations)
         self._resetting[:] = False

@@ -101,6 +101,10 @@ class LaneEngine:
     def _check(self, method: Method, fault: CallFault) -> None:
         """Raise unless a fresh engine can cure it."""
         lanes = self._hub.lanes
+        if lanes.taken_over:
+            raise CornermanError(
+                "This environment's lease is used by another one now (was make_vec() called again?): go on with that, or make a new one."
+            ) from fault
         if lanes.lost is not None:
             raise LeaseLost("of this vector environment", lanes.lost) from fault
         if lanes.out_of_reach is not None:

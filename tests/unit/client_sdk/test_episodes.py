@@ -400,6 +400,21 @@ def test_fresh_start_forgets_what_was_unfinished() -> None:
     assert len(set(where_of(episode.observations)[:, 1].tolist())) == 1
 
 
+def test_reset_that_fails_is_made_up_for() -> None:
+    """After a restart that was interrupted the next call begins anew, instead of going on where it does not know."""
+    vec = vector([[Scripted(4, "terminated")]], AutoresetMode.NEXT_STEP)
+    collect(vec, Thinker(), steps=2, progress=False)
+
+    def interrupted(**_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(vec, "reset", interrupted)
+        collect(vec, Thinker(), steps=1, restart=True, progress=False)
+    (episode,) = collect(vec, Thinker(), episodes=1, progress=False)
+    assert where_of(episode.observations)[:, 1].tolist() == [1, 1, 1, 1]
+
+
 def test_unfinished_episodes_go_with_their_environment() -> None:
     """What is carried over keeps neither the environment nor itself alive."""
     vec = vector([[Scripted(4, "terminated")]], AutoresetMode.NEXT_STEP)

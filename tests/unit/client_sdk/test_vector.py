@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from diambra.arena import EnvironmentSettings, EnvironmentSettingsMultiAgent, SpaceTypes, WrappersSettings
 
-from client_sdk import CornermanError, WrongArgument, make_parallel, make_vec
+from client_sdk import CornermanError, LeaseLost, WrongArgument, make_parallel, make_vec
 from client_sdk.lanes import Lanes
 from client_sdk.vector import AutoresetMode, LaneVectorEnv
 from client_sdk.wire import Bye, Method, Status
@@ -277,6 +277,24 @@ def test_lease_lost(engines: PracticeLanes, make: Make) -> None:
     engines.thread.do(engines.relay.stop())
     with pytest.raises(CornermanError, match="revoked"):
         vec.step(actions(vec, 0))
+
+
+def test_made_again(engines: PracticeLanes, make: Make) -> None:
+    """Who runs a notebook's cell again has a second environment on the same lease: it plays, and the first says why it does not."""
+    settings = EnvironmentSettings(frame_shape=(32, 32, 1), action_space=SpaceTypes.DISCRETE)
+    with engines.open() as first:
+        former = make_vec(first, "doapp", settings)
+        former.reset()
+        second = engines.open()
+        vec = make_vec(second, "doapp", settings)
+        vec.reset()
+        with pytest.raises(CornermanError, match="used by another one now") as told:
+            former.reset()
+        assert not isinstance(told.value, LeaseLost)
+        former.close()
+        vec.step(actions(vec, 0))
+        vec.close()
+        second.close()
 
 
 def test_wrong_game(engines: PracticeLanes) -> None:
