@@ -175,10 +175,10 @@ def status(stack: Stack, *, as_json: bool) -> None:
     click.echo(f"machine    {view.instance or 'none'} {view.type}{', spot' if view.spot else ''}: {view.power}")
     click.echo(f"address    {view.address or 'none while it is off'}{' (fixed)' if view.fixed_address else ''}")
     click.echo(f"open to    {view.allowed}, ports 8443 and 8444")
-    costs = ["the disk"]
+    costs = ["the disk"] if view.power not in ("none", "terminated") else []
     costs += ["the machine"] if view.power in ("pending", "running") else []
     costs += ["the address"] if view.fixed_address or view.power in ("pending", "running") else []
-    click.echo(f"costs now  {', '.join(costs)}")
+    click.echo(f"costs now  {', '.join(costs) or 'nothing'}")
 
 
 @ec2.command()

@@ -99,6 +99,8 @@ def test_status_says_what_costs(published: boto3.Session, run: Run) -> None:
     machine = json.loads(run("status", "--json").stdout)["instance"]
     published.client("ec2").stop_instances(InstanceIds=[machine])
     assert run("status").stdout.splitlines()[-1] == "costs now  the disk"
+    published.client("ec2").terminate_instances(InstanceIds=[machine])
+    assert run("status").stdout.splitlines()[-1] == "costs now  nothing"
 
 
 def test_a_terminated_machine_is_said(published: boto3.Session, run: Run) -> None:
