@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -98,6 +101,45 @@ def test_others_go_on(running: RealDaemon, lease: Lease) -> None:
     assert steps > 6
     vec.recv(ENVS)
     vec.close()
+
+
+def test_all_at_once_and_again(running: RealDaemon, lease: Lease) -> None:
+    """Report 31: all engines die at once, then one while it is being replaced, then one stands still in a reset: all go on."""
+    vec = make_vec(lease, "doapp", settings(), seed=1, deadlines_s={"step": 2.0, "reset": 2.0})
+    vec.reset()
+
+    def pid(rank: int) -> int:
+        lease.refresh()
+        return running.engine_pid(lease.envs[rank].address)
+
+    def replaced() -> list[int]:
+        *_, infos = vec.step(vec.action_space.sample())
+        return np.flatnonzero(infos.get("engine_replaced", np.zeros(ENVS, np.bool_))).tolist()
+
+    for rank in range(ENVS):
+        os.kill(pid(rank), signal.SIGKILL)
+    assert replaced() == [0, 1, 2]
+    assert replaced() == []
+    former = pid(2)
+    os.kill(former, signal.SIGKILL)
+    assert replaced() == [2]
+    with ThreadPoolExecutor(1) as beside:
+        killed = beside.submit(lambda: os.kill(wait_until(lambda: _another(pid, 2, former), 20), signal.SIGKILL))
+        played = [replaced() for _ in range(3)]
+    killed.result()
+    assert [*chain(*played)] in ([], [2])  # in its EnvInit or Reset nobody sees it, in a step it truncates
+    os.kill(pid(1), signal.SIGSTOP)
+    vec.reset()
+    assert replaced() == []
+    vec.close()
+    lease.check()
+
+
+def _another(pid: Callable[[int], int], rank: int, former: int) -> int:
+    """The process of a fresh engine, or 0."""
+    with contextlib.suppress(ValueError):  # its slot is empty just now
+        return found if (found := pid(rank)) != former else 0
+    return 0
 
 
 def test_one_after_the_other(lease: Lease) -> None:
