@@ -164,6 +164,18 @@ def connect(stack: Stack, *, lease_within_s: float) -> None:
 
 @ec2.command()
 @_with_stack
+@click.argument("ranges", nargs=-1)
+def allow(stack: Stack, *, ranges: tuple[str, ...]) -> None:
+    """Let RANGES of addresses reach the host, and no others; by default your address of now, where that has changed."""
+    existing(stack)
+    wanted = [choices.addresses(one, "RANGES") for one in ranges] or [_own_address()]
+    if not stack.machines.allow(wanted):
+        raise CloudFault(f"The security group of {stack.name} is not found: change it in the AWS console.")
+    click.echo(f"Ports 8443 and 8444 of {stack.name} are open to {', '.join(wanted)}.")
+
+
+@ec2.command()
+@_with_stack
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(stack: Stack, *, as_json: bool) -> None:
     """Show how the host stands, and what costs money."""

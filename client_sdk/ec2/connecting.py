@@ -88,7 +88,7 @@ def await_leasable(stack: Stack, target: Target, *, within_s: float) -> bool:
             if stack.clock() - began > within_s:
                 raise CloudFault(
                     f"The host cannot lease after {within_s:.0f} s: {why or 'its engines are still starting'} The addresses "
-                    f"that may reach it are {existing(stack).allowed}."
+                    f"that may reach it are {existing(stack).allowed}; `cornerman ec2 allow` changes them."
                 )
             stack.progress.show("Waiting until it can lease", elapsed_s=stack.clock() - began)
             stack.pause(POLL_S)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client_sdk.ec2.faults import plainly
 
 TAG = "cornerman-stack"
+PORTS = {8443: "leases", 8444: "steps"}
 
 
 class Machines:
@@ -34,6 +35,33 @@ class Machines:
         """Turn a machine on."""
         with plainly():
             self._ec2.start_instances(InstanceIds=[instance])
+
+    def allowed(self) -> tuple[str, ...]:
+        """Ranges of addresses that may reach the host; none where there is no security group of its."""
+        group = self._group()
+        return () if group is None else tuple(sorted({one for port in PORTS for one in _ranges(group, port)}))
+
+    def allow(self, wanted: Sequence[str]) -> bool:
+        """Let these ranges reach the host and no others; False without a security group. First those that come, then those that go."""
+        group = self._group()
+        if group is None:
+            return False
+        with plainly():
+            for port, what in PORTS.items():
+                there = _ranges(group, port)
+                if come := [{"CidrIp": one, "Description": what} for one in wanted if one not in there]:
+                    self._ec2.authorize_security_group_ingress(
+                        GroupId=group["GroupId"], IpPermissions=[_rule(port, come)]
+                    )
+                if go := [{"CidrIp": one} for one in there if one not in wanted]:
+                    self._ec2.revoke_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[_rule(port, go)])
+        return True
+
+    def _group(self) -> dict[str, Any] | None:
+        with plainly():
+            mine = [{"Name": f"tag:{TAG}", "Values": [self._name]}]
+            found = self._ec2.describe_security_groups(Filters=mine)["SecurityGroups"]
+        return next(iter(found), None)
 
     def _tagged(self) -> Iterator[dict[str, Any]]:
         """Machines of this stack that are not gone."""
@@ -76,3 +104,12 @@ class Machines:
             for address in self._ec2.describe_addresses()["Addresses"]:
                 if address.get("AllocationId") in addresses:
                     self._ec2.release_address(AllocationId=address["AllocationId"])
+
+
+def _ranges(group: dict[str, Any], port: int) -> list[str]:
+    rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == port]
+    return [one["CidrIp"] for rule in rules for one in rule["IpRanges"]]
+
+
+def _rule(port: int, ranges: list[dict[str, str]]) -> dict[str, Any]:
+    return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": ranges}

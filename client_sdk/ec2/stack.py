@@ -161,7 +161,7 @@ class Stack:
         view = View(
             self.name,
             str(found["StackStatus"]),
-            allowed=given.get("AllowedCidr", ""),
+            allowed=", ".join(self.machines.allowed()) or given.get("AllowedCidr", ""),
             fixed_address=given.get("FixedAddress") == "yes",
             spot=given.get("Spot") == "yes",
         )

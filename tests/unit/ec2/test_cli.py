@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -90,6 +91,20 @@ def test_down_asks_first(published: boto3.Session, run: Run) -> None:
     ):
         run("status")
     assert not [one for one in published.client("ssm").describe_parameters()["Parameters"] if one["Name"] == NAME]
+
+
+def test_other_addresses_are_let_in_while_it_is_there(published: boto3.Session, run: Run) -> None:
+    """Whose address has changed lets the new one in, on both ports, and nothing else changes; ``status`` shows it."""
+    run(*UP, "--key-name", "mine", "--ssh-from", "203.0.113.7")
+    assert "203.0.113.9/32, 198.51.100.0/24" in run("allow", "203.0.113.9", "198.51.100.7/24").stdout
+    assert json.loads(run("status", "--json").stdout)["allowed"] == "198.51.100.0/24, 203.0.113.9/32"
+    run("allow", "203.0.113.9")
+    mine: Any = [{"Name": "tag:cornerman-stack", "Values": ["cornerman"]}]
+    (group,) = published.client("ec2").describe_security_groups(Filters=mine)["SecurityGroups"]
+    rules = {(rule["FromPort"], one["CidrIp"]) for rule in group["IpPermissions"] for one in rule["IpRanges"]}
+    assert rules == {(22, "203.0.113.7/32"), (8443, "203.0.113.9/32"), (8444, "203.0.113.9/32")}
+    with pytest.raises(CloudFault, match="'me' is no IPv4 address"):
+        run("allow", "me")
 
 
 def test_status_says_what_costs(published: boto3.Session, run: Run) -> None:
