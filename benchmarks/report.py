@@ -87,6 +87,9 @@ AIMS = {
     "vec.client_cpu_ratio": Aim(
         "CPU of the client for a batch of 12 small frames: share of the stock client's", most=0.4
     ),
+    "vec.heal_s_spares1": Aim(
+        "Seconds a batch waits for one whose engine was killed, EnvInit of 2 s, with a spare", most=1
+    ),
     "vec.min_over_async": Aim("4 to 16 environments, 30 ms: over AsyncVectorEnv, the worst of them", least=1),
     "vec.min_over_subproc": Aim("The same over SubprocVecEnv", least=1),
     "ppo.wan_over_local": Aim("PPO over 30 ms: its time as a multiple of that without distance", most=1.5),

@@ -26,6 +26,7 @@ if importlib.util.find_spec("stable_baselines3") is None:
 
 from benchmarks._host import host
 from benchmarks._report import print_table, write_results
+from benchmarks._vector_healing import healing
 from benchmarks._vector_others import many, others
 from benchmarks._vector_samples import (
     ASYNC,
@@ -210,7 +211,15 @@ def ppo(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
     }, rows
 
 
-PARTS = {"limits": limits, "resets": resets, "loopback": loopback, "others": others, "many": many, "ppo": ppo}
+PARTS = {
+    "limits": limits,
+    "resets": resets,
+    "healing": healing,
+    "loopback": loopback,
+    "others": others,
+    "many": many,
+    "ppo": ppo,
+}
 HEAD = ("", "steps/s", "limit", "of limit", "bytes/step", "cores %")
 NOTE = (
     f"doapp on practice engines at published speed with pre-rendered frames, {ENVS} environments unless it says otherwise; notebook, line "

@@ -51,11 +51,12 @@ def make_sb3_env(
     *,
     lease: Lease | Lanes | None = None,
     deadlines_s: Mapping[str, float] | None = None,
+    spares: int = 0,
 ) -> tuple[Any, int]:
     """A monitored environment for each engine of ``lease`` (the newest of this process without), and how many there are.
 
     Arguments and result are those of DIAMBRA's function of that name; ``start_method`` and ``use_subprocess`` make no difference,
-    because nothing needs a process. ``seed`` makes every episode reproducible.
+    because nothing needs a process. ``seed`` makes every episode reproducible; ``deadlines_s`` and ``spares`` are those of ``make_vec``.
     """
     if start_index != 0:
         raise WrongArgument("start_index has to be 0: a lease is stepped as a whole.")
@@ -73,7 +74,8 @@ def make_sb3_env(
     what = (lease, game_id, env_settings, wrappers_settings, episode_recording_settings)
     if no_vec and count == 1:
         return make_one(*what, wrap=monitored, **settings), count
-    return LaneVecEnv(make_vec(*what, wrap=monitored, autoreset_mode="SameStep", **settings)), count
+    vec = make_vec(*what, wrap=monitored, autoreset_mode="SameStep", spares=spares, **settings)
+    return LaneVecEnv(vec), vec.num_envs
 
 
 class LaneVecEnv(VecEnv):  # type: ignore[misc, unused-ignore]

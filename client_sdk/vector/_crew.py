@@ -12,6 +12,7 @@ from client_sdk.lanes import Lanes
 from client_sdk.vector._engine import LaneEngine
 from client_sdk.vector._hub import Hub, Task
 from client_sdk.vector._seeds import Seeds
+from client_sdk.vector._spares import Spares
 
 CLOSE_WITHIN_S = 3.0
 
@@ -38,8 +39,11 @@ Make = Callable[[LaneEngine, Seeds], Any]
 class Crew:
     """Environments by index, each of which does one thing at a time. It belongs to one thread."""
 
-    def __init__(self, lanes: Lanes, make: Make, *, base_seed: int, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, lanes: Lanes, make: Make, *, base_seed: int, ranks: Sequence[int], spare_ranks: Sequence[int] = ()
+    ) -> None:
         self._hub = Hub(lanes)
+        self.spares = Spares(lanes, spare_ranks)
         self._tasks: dict[int, Task] = {}
         self.envs: list[Any] = []
         count = len(ranks)
@@ -47,7 +51,7 @@ class Crew:
         self.observations: list[Any] = [None] * count  # the last of each
         self.envs = self._together(
             {
-                index: partial(make, LaneEngine(self._hub, rank), Seeds(base_seed, index, count))
+                index: partial(make, LaneEngine(self._hub, rank, self.spares), Seeds(base_seed, index, count))
                 for index, rank in enumerate(ranks)
             }
         )

@@ -13,6 +13,7 @@ from client_sdk._errors import CornermanError, LeaseLost
 from client_sdk.lanes import CallFault, Pending
 from client_sdk.vector._hub import Hub
 from client_sdk.vector._reply import StepReply, read
+from client_sdk.vector._spares import Spares
 from client_sdk.wire import Method, Status
 
 MOST_ENGINES = 5  # that may fail one after the other before somebody has to look
@@ -27,10 +28,13 @@ class EngineLost(Exception):
 
 
 class LaneEngine:
-    """The engine of one rank, which may be another one from call to call: after EngineLost comes ``renew``."""
+    """The engine of one rank, which may be another one from call to call: after EngineLost comes ``renew``.
 
-    def __init__(self, hub: Hub, rank: int) -> None:
-        self._hub, self.rank = hub, rank
+    With ``spares`` the next one is that of another rank, if it has the game ready.
+    """
+
+    def __init__(self, hub: Hub, rank: int, spares: Spares | None = None) -> None:
+        self._hub, self.rank, self._spares = hub, rank, spares
         self._init_request = b""
         self._renewing: Pending | None = None
 
@@ -44,6 +48,8 @@ class LaneEngine:
 
     def reset(self, episode_settings: Any) -> StepReply:
         """Reset: the first answer of an episode."""
+        if self._spares is not None:
+            self._spares.look_after(self._init_request)
         return self._played(Method.RESET, episode_settings.SerializeToString())
 
     def step(self, actions: Sequence[Sequence[int]]) -> StepReply:
@@ -76,8 +82,15 @@ class LaneEngine:
             self._check(method, fault)
             if fault.status in (Status.INTERNAL, Status.UNKNOWN):
                 self._hub.lanes.give_up(self.rank, f"{_name(method)} failed: {fault.text}")
-            self._begin_renewal()
+            self._take_another()
             raise EngineLost(_ADVICE.sub("", fault.text).rstrip(".:") + ".") from fault
+
+    def _take_another(self) -> None:
+        spare = self._spares.swap(self.rank, self._init_request) if self._spares is not None else None
+        if spare is None:
+            self._begin_renewal()
+        else:
+            self.rank = spare
 
     def _begin_renewal(self) -> None:
         """Ask for EnvInit at once: the lane holds it until there is an engine that can take it."""

@@ -125,7 +125,7 @@ class Healing:
         try:
             return super().step(action)  # type: ignore[misc,no-any-return]
         except EngineLost as lost:
-            warn(f"The engine of rank {self.env_settings.rank} is replaced, which truncates its episode. {lost}")
+            warn(f"Environment {self.env_settings.rank} has lost its engine, which truncates its episode. {lost}")
             info = {
                 **dict.fromkeys(_STATES.values(), False),
                 "settings": self.env_settings.pb_model,

@@ -32,11 +32,13 @@ def make_vec(
     render_mode: str | None = "rgb_array",
     deadlines_s: Mapping[str, float] | None = None,
     wrap: Wrap | None = None,
+    spares: int = 0,
 ) -> LaneVectorEnv:
     """All engines of ``lease`` as one vector environment of ``game_id``, with the settings of ``diambra.arena.make``.
 
     ``seed`` makes all episodes of all environments reproducible; no two of them are the same. ``deadlines_s`` says how many
     seconds an ``env_init``, ``reset`` or ``step`` may take before its engine counts as hung. ``wrap(env, rank)`` is put around each one.
+    As many engines as ``spares`` says do not play, but have the game ready for whoever loses theirs: that costs a Reset then, and no EnvInit.
     """
     lanes, owned = _lanes_of(lease, deadlines_s)
     settings = _settings(env_settings)
@@ -54,8 +56,12 @@ def make_vec(
         )
 
     try:
+        if not 0 <= spares < len(lanes.ranks):
+            raise WrongArgument(
+                f"spares={spares} of {len(lanes.ranks)} engines leaves none to play: lease more, or spare fewer."
+            )
         base = _base(seed, settings)
-        return LaneVectorEnv(lanes, make, autoreset_mode=autoreset_mode, seed=base, owns_lanes=owned)
+        return LaneVectorEnv(lanes, make, autoreset_mode=autoreset_mode, seed=base, spares=spares, owns_lanes=owned)
     except BaseException:
         if owned:
             lanes.close()

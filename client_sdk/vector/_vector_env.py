@@ -36,12 +36,15 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         seed: int | None = None,
+        spares: int = 0,
         owns_lanes: bool = True,
     ) -> None:
         self.closed = True  # until all is well
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self._lanes, self._owns_lanes = lanes, owns_lanes
-        self._crew = Crew(lanes, make, base_seed=any_base() if seed is None else seed, ranks=lanes.ranks)
+        playing, spare = lanes.ranks[: len(lanes.ranks) - spares], lanes.ranks[len(lanes.ranks) - spares :]
+        base = any_base() if seed is None else seed
+        self._crew = Crew(lanes, make, base_seed=base, ranks=playing, spare_ranks=spare)
         first = self._crew.envs[0]
         self.num_envs = len(self._crew.envs)
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
@@ -56,6 +59,11 @@ class LaneVectorEnv(VectorEnv[Any, Any, Any]):
     def envs(self) -> Sequence[Any]:
         """The wrapped environments, by rank."""
         return self._crew.envs
+
+    @property
+    def spares_ready(self) -> int:
+        """How many engines have the game ready for whoever loses theirs."""
+        return len(self._crew.spares.ready)
 
     # ------------------------------------------------------------ all together
 

@@ -66,11 +66,13 @@ class PracticeLanes:
 
     async def _answer(self, lane: FakeLane, method: Method, request: bytes) -> bytes | Fault:
         self.calls.append((lane.rank, method, request))
+        generation = lane.generation
         await asyncio.sleep(self.slow.get((lane.rank, method), 0.0))
+        if generation != lane.generation:
+            return Status.UNAVAILABLE, f"The engine of rank {lane.rank} was replaced during the call."
         if lane.rank in self.dead:
             return self._lose(lane, Status.UNAVAILABLE, f"The engine of rank {lane.rank} died (exit code 139).")
         if lane.rank in self.hung:
-            generation = lane.generation
             await asyncio.sleep(0.2)
             if generation != lane.generation:
                 return Status.FAILED_PRECONDITION, "The engine was replaced: call make() again."

@@ -24,6 +24,7 @@ from client_sdk.lanes import Lanes
 from client_sdk.vector import AutoresetMode, LaneVectorEnv
 from client_sdk.wire import Bye, Method, Status
 from tests.support.practice_lanes import PracticeLanes, practice_lanes
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file .*integratedGames:ResourceWarning"),
@@ -256,6 +257,48 @@ def test_lost_while_it_begins(engines: PracticeLanes, make: Make) -> None:
     vec.step(actions(vec, 0))
     engines.dead.add(1)
     make().reset()
+
+
+def test_spare_engine_has_the_game_ready(engines: PracticeLanes, make: Make) -> None:
+    """With a spare a lost engine costs no EnvInit: the next episode begins on another one, and the lost one becomes the spare."""
+    vec = make(spares=1)
+    engines.slow = {(rank, Method.ENV_INIT): 3.0 for rank in range(ENVS)}
+    assert vec.num_envs == ENVS - 1
+    expected = [vec.reset(seed=5), vec.reset()]
+    vec.reset(seed=5)
+    begun = []
+    for lost, rank in ((1, 1), (0, 0)):  # rank 3 stands in for rank 1, and then rank 1 for rank 0
+        wait_until(lambda: vec.spares_ready == 1, 10)
+        engines.dead.add(rank)
+        *_, truncations, infos = vec.step(actions(vec, 0))
+        assert truncations.tolist() == [index == lost for index in range(ENVS - 1)]
+        began = time.monotonic()
+        observations, *_, infos = vec.step(actions(vec, 1))
+        assert time.monotonic() - began < 2.0, "the next episode waited for EnvInit"
+        assert "engine_replaced" not in infos
+        begun.append(observations["frame"][lost])
+    assert np.array_equal(begun[0], expected[1][0]["frame"][1])
+    assert np.array_equal(begun[1], expected[1][0]["frame"][0])
+
+
+def test_spare_engine_that_dies_is_made_ready_again(engines: PracticeLanes, make: Make) -> None:
+    """A spare that was lost while nobody played on it is none until its successor has the game; until then all goes on without."""
+    vec = make(spares=1)
+    vec.reset()
+    wait_until(lambda: vec.spares_ready == 1, 5)
+    engines.thread.do(engines.replace(ENVS - 1))
+    engines.dead.add(0)
+    vec.step(actions(vec, 0))
+    assert not vec.step(actions(vec, 1))[3].any()
+    wait_until(lambda: vec.spares_ready == 1, 5)
+
+
+def test_spares_leave_somebody_to_play(engines: PracticeLanes) -> None:
+    """As many spares as engines, or fewer than none, is said to be wrong before anything begins."""
+    with engines.open() as lanes:
+        for spares in (ENVS, -1):
+            with pytest.raises(WrongArgument, match=f"spares={spares} of {ENVS} engines"):
+                make_vec(lanes, "doapp", spares=spares)
 
 
 def test_no_engine_works(engines: PracticeLanes, make: Make) -> None:
