@@ -96,7 +96,9 @@ def restore(
         ):
             folder = Path(name)
             kept = _unpack(source, folder)
+            copies.unfinished(database).touch(mode=0o600)  # until all is in place, also when we are killed
             aside = _put_in_place(folder / _STATE, state_dir, now)
+            copies.unfinished(database).unlink()
             for one in (CONFIG_NAME, ADMIN_URL_NAME):
                 if (folder / _CONFIG / one).exists() and not (config_file.parent / one).exists():
                     config_file.parent.mkdir(parents=True, exist_ok=True)
@@ -116,9 +118,11 @@ def _put_in_place(fresh: Path, state_dir: Path, now: datetime) -> Path | None:
 
     When that fails half-way everything is as before.
     """
-    there = [path for path in state_dir.iterdir() if path.name not in _NOT_KEPT and not path.name.endswith(".lock")]
+    staying = (".lock", copies.unfinished(state_dir / "cornerman.db").suffix)
+    there = [path for path in state_dir.iterdir() if path.name not in _NOT_KEPT and path.suffix not in staying]
     aside = state_dir / migrating.BACKUPS / f"before-restore-{now:%Y%m%dT%H%M%S}"
     with ExitStack() as undo:
+        undo.callback(copies.unfinished(state_dir / "cornerman.db").unlink, missing_ok=True)
         if there:
             aside.mkdir(parents=True, mode=0o700)
             undo.callback(aside.rmdir)

@@ -35,6 +35,11 @@ def copy(source: Path, target: Path) -> None:
             part.unlink()
 
 
+def unfinished(database: Path) -> Path:
+    """The file that lies beside ``database`` while another state is put in its place."""
+    return database.with_name(f"{database.name}.restoring")
+
+
 def check(connection: sqlite3.Connection, path: Path) -> None:
     """ConfigError unless the database is whole."""
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from orchestrator.errors import ConfigError, Unavailable
-from orchestrator.store import migrating
+from orchestrator.store import copies, migrating
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +73,10 @@ class Database:
 
         ``known`` are the migrations, for tests of older and newer versions.
         """
+        if copies.unfinished(path).exists():  # else a new, empty one would be made in the place of what is half moved
+            raise ConfigError(
+                f"A restore of the state in {path.parent} was ended half-way: run 'cornerman restore --replace FILE' again."
+            )
         database = cls(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import errno
+import itertools
 import os
 import shutil
 import sqlite3
 import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -163,6 +165,49 @@ def test_a_restore_that_fails_half_way_leaves_the_state_as_it_was(
     after = _contents(host.state_dir)
     assert {name: content for name, content in after.items() if not name.endswith(".lock")} == before
     assert len(moved) == 2
+
+
+def _killed_after(moves: int, work: Callable[[], object]) -> bool:
+    """Do it in a process of its own that is killed in the place of a later move of a file; whether that happened."""
+    if (child := os.fork()) == 0:
+        try:
+            left, rename = iter(range(moves)), Path.rename
+
+            def move(source: Path, target: Path) -> None:
+                if next(left, None) is None:
+                    os._exit(9)
+                rename(source, target)
+
+            Path.rename = shutil.move = move  # type: ignore[assignment, method-assign]
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9)
+    return code == 9
+
+
+def test_a_restore_that_is_killed_half_way_is_not_taken_for_a_new_host(host: Made, tmp_path: Path) -> None:
+    """After kill -9 between any two files no daemon begins with an empty state: it asks for the restore again, and that works."""
+    file, database = _back_up(host, tmp_path / "backup"), host.state_dir / "cornerman.db"
+    before = _contents(host.state_dir / "tls")
+    seconds = itertools.count()
+
+    def again() -> None:
+        now = NOW + datetime.timedelta(seconds=next(seconds))
+        restore(file, host.config, host.state_dir, replace=True, now=now)
+
+    for moves in itertools.count():
+        if not _killed_after(moves, again):
+            break
+        next(seconds)
+        with pytest.raises(ConfigError, match="was ended half-way: run 'cornerman restore --replace FILE' again"):
+            Database.open(database)
+        again()
+        Database.open(database).close()
+        assert _contents(host.state_dir / "tls") == before
+    assert moves > 4
 
 
 def _cut(file: Path) -> None:
