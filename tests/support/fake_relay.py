@@ -160,7 +160,13 @@ class FakeRelay:
                     await former.close()
             self.connections += 1
             infos = [
-                LaneInfo(lane=lane.rank, generation=lane.generation, ready=lane.ready, ran=lane.ran, fresh=lane.fresh)
+                LaneInfo(
+                    lane=lane.rank,
+                    generation=lane.generation,
+                    ready=lane.ready,
+                    ran=max(lane.ran, lane.running or 0),
+                    fresh=lane.fresh,
+                )
                 for lane in self.lanes.values()
             ]
             welcome = wire.Welcome(version=1, epoch=self.epoch, resumed=resumed, lanes=infos)
@@ -195,7 +201,10 @@ class FakeRelay:
     async def _run(self, lane: FakeLane, call: Frame) -> None:
         method = Method(call.code)
         lane.steps += method is Method.STEP
+        session = self.session
         outcome = await self.engine(lane, method, bytes(call.body))
+        if session != self.session:  # whose it was has gone
+            return
         lane.ran, lane.last, lane.running = call.seq, (call, outcome), None
         if method is Method.ENV_INIT and isinstance(outcome, bytes):
             lane.fresh = False
