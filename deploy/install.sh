@@ -217,7 +217,11 @@ packages_failed() {
 need_docker() {
   local i
   [ "$runtime" = docker ] || return 0
-  docker_answers && return
+  if docker_answers; then
+    # One that somebody started by hand would be missing after the idle stop. What is not systemd's is none of ours.
+    systemctl enable --quiet docker 2>/dev/null || true
+    return
+  fi
   systemctl enable --now docker >/dev/null 2>&1 ||
     die "Docker is here and does not start: see 'systemctl status docker', then run this again"
   for ((i = 0; i < 15; i++)); do
