@@ -117,3 +117,16 @@ def keep_chance_apart(settings: Any) -> None:
             np.random.set_state(ours[1])
 
     settings.get_pb_request = get_pb_request
+    update = settings.update_episode_settings
+
+    def update_episode_settings(options: Any = None) -> Any:
+        """DIAMBRA's class would keep what it drew for one episode for all that follow, if it was interrupted meanwhile."""
+        given = {name: getattr(settings, name) for name in settings.episode_settings}
+        try:
+            return update(options)
+        except BaseException:
+            for name, value in given.items():
+                setattr(settings, name, value)
+            raise
+
+    settings.update_episode_settings = update_episode_settings

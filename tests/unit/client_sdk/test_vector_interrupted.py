@@ -139,6 +139,24 @@ def test_interrupted_in_a_wrapper(make: Make) -> None:
     vec.step(still())
 
 
+def test_interrupted_while_it_draws(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was drawn for an episode whose reset was interrupted is not kept for those that follow: their seeds draw anew."""
+    vec = make()
+    expected = [vec.reset(seed=seed)[0]["frame"] for seed in (5, 6)]
+    settings = vec.envs[1].unwrapped.env_settings
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(settings, "_get_player_specific_values", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            vec.reset(seed=9)
+    assert settings.role is None
+    for seed, frames in zip((5, 6), expected, strict=True):
+        assert np.array_equal(vec.reset(seed=seed)[0]["frame"], frames)
+
+
 def test_interrupted_collection(engines: PracticeLanes, make: Make) -> None:
     """After an interrupt the next collect() begins anew, in step and with min_envs, and its episodes are whole."""
     vec = make((gymnasium.wrappers.TimeLimit, {"max_episode_steps": 5}))
