@@ -68,14 +68,14 @@ def _turn_on(stack: Stack) -> str:
 
 
 def await_leasable(stack: Stack, target: Target, *, within_s: float) -> bool:
-    """True when an engine is ready, False when the machine goes down, as an idle one does; CloudFault after ``within_s``."""
+    """True when a pool leases, False when the machine goes down, as an idle one does; CloudFault after ``within_s``."""
     began, why = stack.clock(), ""
     session = Session(target)
     with contextlib.closing(session):
         while True:
             try:
                 session.command("GET", "/readyz", read_timeout_s=5.0, patient=False)
-                if any(pool.counts.get(models.EngineState.READY, 0) for pool in AdminApi(session).pools()):
+                if any(map(_leases, AdminApi(session).pools())):
                     stack.progress.done()
                     return True
                 why = _faults(session)
@@ -92,6 +92,12 @@ def await_leasable(stack: Stack, target: Target, *, within_s: float) -> bool:
                 )
             stack.progress.show("Waiting until it can lease", elapsed_s=stack.clock() - began)
             stack.pause(POLL_S)
+
+
+def _leases(pool: models.Pool) -> bool:
+    """Whether its engines come up: one is ready, or leased by somebody, or none is wanted before it is asked for."""
+    up = pool.counts.get(models.EngineState.READY, 0) + pool.counts.get(models.EngineState.LEASED, 0)
+    return up > 0 or (pool.min_ready == 0 and pool.fault is None)
 
 
 def _faults(session: Session) -> str:

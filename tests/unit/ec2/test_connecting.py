@@ -9,6 +9,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from client_sdk import models
 from client_sdk._progress import Progress
 from client_sdk._url import parse
 from client_sdk.ec2 import host
@@ -16,6 +17,7 @@ from client_sdk.ec2.connecting import await_leasable
 from client_sdk.ec2.faults import CloudFault
 from client_sdk.ec2.stack import Stack
 from tests.support.real_daemon import RealDaemon
+from tests.support.waiting import wait_until
 from tests.unit.ec2.conftest import PARAMETERS, REGION
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS..CloudFormation..WaitCondition")
@@ -33,6 +35,24 @@ def test_it_is_waited_for_until_it_can_lease(aws: boto3.Session, new_daemon: Cal
     await_leasable(stack, target, within_s=60)
     with daemon.admin() as (_, api):
         assert any(engine.state.value == "ready" for engine in api.engines())
+
+
+def test_a_host_that_is_in_use_or_keeps_none_ready_can_lease(
+    aws: boto3.Session, new_daemon: Callable[..., RealDaemon]
+) -> None:
+    """``connect`` does not wait for an engine in reserve where all are leased, by the same person perhaps, or none is kept."""
+    stack = Stack(aws, "cornerman", progress=Progress(quiet=True), pause=lambda _: time.sleep(0.1))
+    stack.create(PARAMETERS)
+    daemon = new_daemon("--runtime", "process", "--min-ready", "0", "--max-engines", "1")
+    daemon.start()
+    assert await_leasable(stack, parse(daemon.url), within_s=30)
+    with daemon.admin() as (admin, api):
+        assert not admin.pools()[0].counts.get(models.EngineState.READY)
+        lease = api.create(models.LeaseRequest(envs=1, wait=True), key="k" * 16)
+        wait_until(lambda: api.show(lease.id).state is models.LeaseState.ACTIVE, 60, what="the only engine")
+        admin.change_pool("default", models.PoolPatch(min_ready=1))
+        assert await_leasable(stack, parse(daemon.url), within_s=30)
+        api.release(lease.id)
 
 
 def test_an_empty_folder_of_roms(aws: boto3.Session, tmp_path: Path) -> None:
