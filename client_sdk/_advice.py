@@ -50,6 +50,12 @@ class Advice:
         return self.now.limit
 
     @property
+    def crowded(self) -> bool:
+        """Whether the engines are much slower together than one alone: the host is short of processors."""
+        play = self.play
+        return self.envs > 1 and play.alone_s is not None and play.mean_engine_s >= CROWDED * play.alone_s
+
+    @property
     def changes(self) -> tuple[Change, ...]:
         """What to change, the greatest gain first; empty when nothing here brings a tenth or more."""
         found = [
@@ -86,7 +92,7 @@ class Advice:
             _facts(self.line, self.play),
             _split(self),
             f"Limit now: {_LIMITS[self.limit]}",
-            *_crowding(self.play),
+            *_crowding(self),
             "What to change:" if self.changes else "Nothing that could be changed here brings a tenth or more.",
             *(f"  {change.steps_per_s:6.0f} steps/s  {change.text}" for change in self.changes),
             *_together(self),
@@ -138,7 +144,9 @@ def _groups(advice: Advice) -> list[Change]:
 
 
 def _more_envs(advice: Advice) -> list[Change]:
-    """Twice as many, and again, for as long as that is of use."""
+    """Twice as many, and again, for as long as that is of use; not where the host has no processors left for them."""
+    if advice.crowded:
+        return []
     envs, rate = advice.envs, advice.predicted
     while 2 * envs <= MOST_ENVS:
         more = batch(advice.line, advice.play, envs=2 * envs, learner_s=advice.learner_s).steps_per_s
@@ -184,13 +192,14 @@ def _split(advice: Advice) -> str:
     }
     parts = ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in shares.items() if seconds >= 5e-5)
     return (
-        f"{now.envs} environments stepped together: {now.steps_per_s:.0f} steps/s predicted{reached}; "
+        f"{_environments(now.envs)} stepped together: {now.steps_per_s:.0f} steps/s predicted{reached}; "
         f"of {1e3 * now.seconds:.1f} ms a batch: {parts}."
     )
 
 
-def _crowding(play: Play) -> Sequence[str]:
-    if play.alone_s is None or play.mean_engine_s < CROWDED * play.alone_s:
+def _crowding(advice: Advice) -> Sequence[str]:
+    play = advice.play
+    if not advice.crowded or play.alone_s is None:
         return []
     return [
         f"The engines are slower together ({1e3 * play.mean_engine_s:.1f} ms a step) than one alone "
@@ -203,6 +212,12 @@ def _together(advice: Advice) -> Sequence[str]:
     best = advice.small or advice.play
     enough = enough_envs(advice.line, best, learner_s=advice.learner_s, envs=advice.envs)
     where = "" if best is advice.play else f" with frame_shape={best.frame_shape}"
+    if enough <= 1:
+        return []
     return [
         f"The distance would be hidden altogether by {enough} environments in groups{where}: each one more brings its share until then."
     ]
+
+
+def _environments(count: int) -> str:
+    return f"{count} environments" if count != 1 else "1 environment"

@@ -197,8 +197,14 @@ def release(lease_ids: tuple[str, ...]) -> None:
 @click.option("--game", "game_id", default="doapp", show_default=True, help="The game to play.")
 @click.option("--frame-shape", default="0x0x0", show_default=True, metavar="HxWxC", help="0x0x0: the game's own.")
 @click.option("--step-ratio", default=6, show_default=True, type=click.IntRange(1, 6), help="Game frames in a step.")
-@click.option("--learner-ms", default=0.0, show_default=True, help="How long your learner thinks between two steps.")
-@click.option("--seconds", default=2.0, show_default=True, help="How long to play.")
+@click.option(
+    "--learner-ms",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long your learner thinks between two steps.",
+)
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0), help="How long to play.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def tune(
     *, game_id: str, frame_shape: str, step_ratio: int, learner_ms: float, seconds: float, as_json: bool, **wishes: Any

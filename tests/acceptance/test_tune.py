@@ -49,11 +49,15 @@ def test_command_says_what_limits(running: RealDaemon) -> None:
     assert all(lease.state.value == "released" for lease in Cornerman(running.url).leases())
 
 
-def test_wrong_frame_shape_is_refused(running: RealDaemon) -> None:
-    """A frame shape that is none is a wrong call, told before anything is leased."""
-    done = cornerman("tune", "--frame-shape", "big", environ={"CORNERMAN_URL": running.url})
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [("--frame-shape", "big", "HxWxC"), ("--learner-ms", "-5", "x>=0"), ("--seconds", "-1", "x>=0")],
+)
+def test_wrong_call_is_refused(running: RealDaemon, option: str, value: str, says: str) -> None:
+    """A frame shape that is none, or a time below nothing, is a wrong call, told before anything is leased."""
+    done = cornerman("tune", option, value, environ={"CORNERMAN_URL": running.url})
     assert done.returncode == 2
-    assert "HxWxC" in done.stderr
+    assert says in done.stderr
 
 
 def test_stock_client_plays_after_advice(running: RealDaemon) -> None:

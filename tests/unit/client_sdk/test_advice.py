@@ -136,6 +136,19 @@ def test_crowded_host_is_named() -> None:
     assert "short of processors" not in str(Advice(FAR, replace(SMALL, alone_s=0.06), 12))
 
 
+def test_crowded_host_is_given_no_more_engines() -> None:
+    """Where engines lack processors no more of them are advised, and one engine by itself has nobody to be slower with."""
+
+    def more(advice: Advice) -> bool:
+        return any("environments stepped together" in change.text for change in advice.changes)
+
+    assert more(Advice(FAR, replace(SMALL, alone_s=0.06), 4))
+    assert not more(Advice(FAR, replace(SMALL, alone_s=0.03), 4))
+    one = Advice(FAR, replace(SMALL, alone_s=0.03), 1)
+    assert "slower together" not in str(one)
+    assert "1 environment stepped together" in str(one)
+
+
 def test_nothing_to_gain_is_said_too() -> None:
     """On the host itself, with small frames, nothing is advised that would bring next to nothing."""
     advice = Advice(Line(0.0001, 10e9), replace(SMALL, client_s=0.00001), 64, measured=950.0)
