@@ -303,7 +303,7 @@ class Line:
 
     # ------------------------------------------------------------ what the relay says
 
-    def _message(self, message: bytes) -> None:
+    def _message(self, message: bytes | memoryview) -> None:
         found = [*frames(message, _AFTER_WELCOME)]
         for one in found:
             self._handle(one, alone=len(found) == 1)

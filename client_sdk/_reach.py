@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,29 +68,66 @@ class Turned(Exception):
 class Socket(ClientConnection):
     """A connection that remembers when it last heard anything, and hands messages on without a queue and a task between.
 
-    That goes by two methods which websockets does not promise to keep; without them its public ones do the same more slowly.
+    A message that comes whole is taken out of the data at once; all else is websockets' affair. That goes by methods which websockets
+    does not promise to keep; without them its public ones do the same more slowly.
     """
 
     heard_at = 0.0
-    deliver: Callable[[bytes], None] | None = None
+    deliver: Callable[[bytes | memoryview], None] | None = None
     broke: Exception | None = None  # what ``deliver`` raised
+    _head: bytes | None = b""  # of the answer to the handshake; None when it is over, and frames come
+    _rest = b""  # the beginning of a frame's head
+    _owed = 0  # what is still to come of a frame whose beginning websockets has
 
     def data_received(self, data: bytes) -> None:
-        """Note the time: a part of a message counts too."""
+        """Note the time, since a part of a message counts too, and take out the messages."""
         self.heard_at = time.monotonic()
-        super().data_received(data)
+        if self._head is not None:
+            data = self._after_head(data)
+        data, self._rest = self._rest + data, b""
+        at = min(self._owed, len(data))
+        if at:
+            super().data_received(data[:at])
+            self._owed -= at
+        while at < len(data):
+            head, size = _sizes(data, at)
+            if size is None:
+                self._rest = data[at:]
+                return
+            end = at + size
+            if end <= len(data) and data[at] == _WHOLE_BINARY and self.deliver is not None:
+                self._hand_over(memoryview(data)[at + head : end])
+            else:
+                super().data_received(data[at:end])
+                self._owed = max(0, end - len(data))
+            at = end
 
     def process_event(self, event: Event) -> None:
-        """Hand a whole message to ``deliver``; everything else takes the usual way."""
-        deliver = self.deliver
-        if deliver is None or not (isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin):
+        """Hand a message that came in pieces to ``deliver``; everything else takes the usual way."""
+        if self.deliver is not None and isinstance(event, Frame) and event.opcode is Opcode.BINARY and event.fin:
+            self._hand_over(bytes(event.data))
+        else:
             super().process_event(event)
-        elif self.broke is None:
+
+    def _hand_over(self, message: bytes | memoryview) -> None:
+        if self.deliver is not None and self.broke is None:
             try:
-                deliver(bytes(event.data))
+                self.deliver(message)
             except Exception as fault:
                 self.broke = fault
                 self.transport.abort()
+
+    def _after_head(self, data: bytes) -> bytes:
+        """Let websockets have the answer to the handshake: what comes behind it, once it is whole and has opened the connection."""
+        before = self._head or b""
+        whole = before + data
+        end = whole.find(_END_OF_HEAD)
+        cut = len(whole) if end < 0 else end + len(_END_OF_HEAD)
+        super().data_received(whole[len(before) : cut])
+        self._head = whole if end < 0 else None
+        if end >= 0 and self.state is not State.OPEN:
+            self._owed = sys.maxsize  # it is a refusal, and its text follows
+        return whole[cut:]
 
     async def send_soon(self, data: bytes) -> None:
         """Send a message."""
@@ -98,6 +136,21 @@ class Socket(ClientConnection):
         elif self.state is State.OPEN:
             self.protocol.send_binary(data)
             self.send_data()
+
+
+_END_OF_HEAD, _WHOLE_BINARY = b"\r\n\r\n", 0x82
+
+
+def _sizes(data: bytes, at: int) -> tuple[int, int | None]:
+    """How long a frame's head is, and the frame with it; None when too little of it is there (RFC 6455, 5.2)."""
+    if len(data) - at < 2:
+        return 2, None
+    size = data[at + 1] & 0x7F
+    more = 0 if size < 126 else 2 if size == 126 else 8
+    head = 2 + more + (4 if data[at + 1] & 0x80 else 0)
+    if len(data) - at < 2 + more:
+        return head, None
+    return head, head + (int.from_bytes(data[at + 2 : at + 2 + more], "big") if more else size)
 
 
 _CAN_SEND_NOW = hasattr(ClientConnection, "send_data")

@@ -267,7 +267,7 @@ FROM_CLIENT = frozenset({Kind.HELLO, Kind.CALL, Kind.REPLACE})
 FROM_RELAY = frozenset({Kind.WELCOME, Kind.ANSWER, Kind.FAULT, Kind.LANE, Kind.BYE})
 
 
-def frames(message: bytes, allowed: Iterable[Kind]) -> Iterator[Frame]:
+def frames(message: bytes | memoryview, allowed: Iterable[Kind]) -> Iterator[Frame]:
     """The frames of a message, each checked before it is given; WireError at the first that is not allowed."""
     view, at, allowed = memoryview(message), 0, frozenset(allowed)
     while at < len(view):
