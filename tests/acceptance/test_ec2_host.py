@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -94,26 +95,12 @@ def host(docker_host: str, practice_image: str, tmp_path_factory: pytest.TempPat
         }
         _fill(environ["AWS_ENDPOINT_URL"])
         there = undo.enter_context(cloud(files))
-        socket = docker_host.removeprefix("unix://")
-        binds = {"/usr/bin/docker": _docker_command(), "/run/docker.sock": socket, **roots.pip_cache()}
+        listening = docker_host.removeprefix("unix://")
+        binds = {"/usr/bin/docker": _docker_command(), "/run/docker.sock": listening, **roots.pip_cache()}
         machine = undo.enter_context(roots.machine(lower, binds=binds))
         machine.boot()
-        machine.run("groupadd", "--gid", str(os.stat(socket).st_gid or 990), "docker")
-        script = user_data(
-            read_template(),
-            {
-                "AWS::Region": "eu-central-1",
-                "AWS::StackName": "cornerman",
-                "Source": f"{there.address}/cornerman.tar.gz",
-                "RomsUri": "s3://my-roms/diambra",
-                "WithCredentials": "yes",
-                "EngineImage": practice_image,
-                "MinReady": "1",
-                "MaxEngines": "2",
-            },
-            cloud=there,
-            init_options=f"--port {port} --relay-port {relay}",
-        )
+        machine.run("groupadd", "--gid", str(os.stat(listening).st_gid or 990), "docker")
+        script = _script(there, image=practice_image, port=port, relay_port=relay)
         machine.write("/tmp/user-data", script, mode=0o700)
         done = machine.run("/tmp/user-data", check=False, timeout_s=400, environ=environ)
         said = done.stdout + done.stderr
@@ -128,6 +115,25 @@ def host(docker_host: str, practice_image: str, tmp_path_factory: pytest.TempPat
         machine.write(CONFIG, re.sub(r"(?m)^(credentials|roms)_path", r"#\1_path", config))
         machine.run("systemctl", "restart", "cornerman.service")
         yield made
+
+
+def _script(there: Cloud, *, image: str, port: int, relay_port: int) -> str:
+    """The user data of a host with these ports."""
+    return user_data(
+        read_template(),
+        {
+            "AWS::Region": "eu-central-1",
+            "AWS::StackName": "cornerman",
+            "Source": f"{there.address}/cornerman.tar.gz",
+            "RomsUri": "s3://my-roms/diambra",
+            "WithCredentials": "yes",
+            "EngineImage": image,
+            "MinReady": "1",
+            "MaxEngines": "2",
+        },
+        cloud=there,
+        init_options=f"--port {port} --relay-port {relay_port}",
+    )
 
 
 def _docker_command() -> str:
@@ -156,7 +162,8 @@ def lease(host: Host) -> Iterator[models.Lease]:
     """A lease of one engine, held from outside."""
     with host.session() as session:
         api = Api(session)
-        made = api.create(models.LeaseRequest(envs=1, wait=True), key=os.urandom(8).hex())
+        # Nobody renews it, and an upgrade may take minutes on a busy machine.
+        made = api.create(models.LeaseRequest(envs=1, wait=True, ttl_s=600), key=os.urandom(8).hex())
         active = wait_until(lambda: _if_active(api.show(made.id)), 60, what="an engine for the lease")
         assert active is not None
         yield active
@@ -350,3 +357,15 @@ def test_removing_leaves_the_data_it_names(host: Host) -> None:
     again = host.machine.run("/srv/new/deploy/install.sh", "--uninstall", "--purge")
     assert "what stays is" not in again.stderr
     assert host.machine.run("sh", "-c", "ls -d /etc/cornerman /var/lib/cornerman", check=False).stdout == ""
+
+
+def test_what_the_installer_refuses_reaches_the_user(host: Host) -> None:
+    """When the installer refuses, CloudFormation is told its very sentence, which ``cornerman ec2 up`` shows, and takes the stack back."""
+    port = free_port()
+    with closing(socket.create_server(("127.0.0.1", port))):
+        script = _script(host.cloud, image="unused", port=port, relay_port=free_port())
+        host.machine.write("/tmp/user-data", script, mode=0o700)
+        done = host.machine.run("/tmp/user-data", check=False, environ=host.environ)
+    assert done.returncode == 1
+    told = host.cloud.signals[-1]
+    assert (told["Status"], told["Reason"].partition(":")[0]) == ("FAILURE", f"port {port} is taken by another program")
