@@ -106,13 +106,14 @@ def test_no_disk(clean: roots.Machine) -> None:
     )
 
 
+@pytest.mark.parametrize("between", [" ", "="])
 @pytest.mark.parametrize("which", ["--port", "--relay-port"])
-def test_port_taken(clean: roots.Machine, which: str) -> None:
-    """A port that another program holds is named before anything is installed."""
+def test_port_taken(clean: roots.Machine, which: str, between: str) -> None:
+    """A port that another program holds is named before anything is installed, however the option was written."""
     port, other = free_port(), free_port()
     ports = {"--port": str(other), "--relay-port": str(other), which: str(port)}
     with closing(socket.create_server(("127.0.0.1", port))):
-        told = _refused(clean, SCRIPT, "--", *[word for pair in ports.items() for word in pair])
+        told = _refused(clean, SCRIPT, "--", *" ".join(between.join(pair) for pair in ports.items()).split())
     assert told.startswith(f"port {port} is taken by another program: ")
 
 
