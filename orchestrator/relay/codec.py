@@ -17,9 +17,12 @@ FRAMES_IN_WINDOW = 32
 MIN_WINDOW_LOG = 17
 LARGE_BYTES = 64 * 1024
 SMALL_BYTES = 128  # below this a reply is not worth a stream
-_SMALL = {"hash_log": 16}
+_SMALL_HASH_LOG = 16  # at most; for the smallest a sixteenth of the window's bytes keeps what there is to keep, and stays in the cache
 _LARGE_FAR = {"hash_log": 17, "enable_ldm": True}
 _LARGE_NEAR = {"hash_log": 18, "chain_log": 15, "strategy": zstandard.STRATEGY_DFAST}
+
+
+_NONE = Flags(0)
 
 
 def _always() -> bool:
@@ -42,7 +45,7 @@ class Encoder:
         """The reply as it goes on the wire; not to be called again before it has returned."""
         if len(reply) < SMALL_BYTES:
             return reply, Flags.PLAIN
-        flags = Flags(0)
+        flags = _NONE
         window_log = min(MAX_WINDOW_LOG, max(MIN_WINDOW_LOG, (FRAMES_IN_WINDOW * len(reply)).bit_length()))
         if self._stream is None or window_log > self._window_log:  # a window opened by small frames ruins large ones
             self._stream = self._begun(window_log, large=len(reply) > LARGE_BYTES)
@@ -50,7 +53,9 @@ class Encoder:
         return self._stream.compress(reply) + self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), flags
 
     def _begun(self, window_log: int, *, large: bool) -> zstandard.ZstdCompressionObj:
-        how: dict[str, int] = _SMALL if not large else _LARGE_FAR if self._is_far() else _LARGE_NEAR
+        how: dict[str, int] = {"hash_log": min(_SMALL_HASH_LOG, window_log - 4)}
+        if large:
+            how = _LARGE_FAR if self._is_far() else _LARGE_NEAR
         parameters = zstandard.ZstdCompressionParameters.from_level(
             LEVEL, window_log=window_log, min_match=MIN_MATCH, write_content_size=0, write_checksum=0, **how
         )
