@@ -12,6 +12,7 @@ from contextlib import suppress
 import structlog
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
 
 from client_sdk.wire import JOIN_BYTES, Bye, Kind, Method, answer_frame, text_frame
 from orchestrator.relay.codec import Encoder
@@ -64,7 +65,7 @@ class Connection:
         lane = self._lanes.get(result.rank)
         if lane is None:
             lane = self._lanes[result.rank] = _Owed(self._is_far)
-        if any(one.seq == result.seq and one.generation == result.generation for one in lane.results):
+        if lane.results and any((one.seq, one.generation) == (result.seq, result.generation) for one in lane.results):
             return
         if result.outcome.reply is None and not lane.results:
             self.tell(_fault(result))
@@ -113,7 +114,7 @@ class Connection:
                     batch = self._batch()
                     if batch:
                         self._sending_since = time.monotonic()
-                        await self.socket.send(batch)
+                        await self._send(batch)
                         self._sending_since = None
                     self._sending.set()
         except ConnectionClosed:
@@ -121,6 +122,15 @@ class Connection:
         except Exception:  # a connection's edge: its client comes back, and gets what it is owed in new streams
             log.exception("a connection cannot be sent to")
             self.drop()
+
+    async def _send(self, batch: bytes) -> None:
+        """Send a message; as long as the client reads, without what ``send`` does to let others wait for it."""
+        socket = self.socket
+        if _CAN_SEND_NOW and socket.state is State.OPEN and not socket.transport.get_write_buffer_size():
+            socket.protocol.send_binary(batch)
+            socket.send_data()
+        else:
+            await socket.send(batch)
 
     def drop_if_unread(self) -> None:
         """Let go of a client that has taken nothing for long. (A deadline for each sending would cost more than it.)"""
@@ -221,6 +231,9 @@ class Connection:
         """Let go at once, without a word."""
         with suppress(AttributeError):  # it has no transport yet, or one that has just ended
             self.socket.transport.abort()
+
+
+_CAN_SEND_NOW = hasattr(ServerConnection, "send_data")  # which websockets does not promise to keep
 
 
 def _fault(result: Result) -> bytes:

@@ -11,6 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import hpack
@@ -46,8 +47,7 @@ _OUR_SETTINGS = b"".join(
 _RST_STATUS = {CANCEL: Status.CANCELLED, ENHANCE_YOUR_CALM: Status.RESOURCE_EXHAUSTED}
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """What a call came to: a ``message`` with status 0, or a gRPC status above 0 and its text."""
 
     status: int

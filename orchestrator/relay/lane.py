@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -28,8 +28,7 @@ class Seat:
     lost_because: str | None = None  # why the engine before this one, or the one that is missing, was lost
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a call came to: ``reply`` as the engine sent it, or a gRPC status and a sentence."""
 
     reply: bytes | None
@@ -37,8 +36,7 @@ class Outcome:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """An outcome with the call it belongs to, kept until the next call of its lane; times in seconds, ``ended_at`` monotonic."""
 
     rank: int

@@ -83,7 +83,7 @@ async def test_the_words_for_a_dead_engine_are_waited_for() -> None:
         return "The engine died: out of memory."
 
     desk.trouble.died = slowly  # type: ignore[method-assign]
-    desk.engines.outcomes["e1"] = replace((await desk.played(1)).outcome, reply=None, status=Status.UNAVAILABLE)
+    desk.engines.outcomes["e1"] = (await desk.played(1)).outcome._replace(reply=None, status=Status.UNAVAILABLE)
     desk.call(2)
     await until(lambda: len(desk.engines.calls) == 2)
     desk.lane.reseat(replace(SEAT, engine_id=None, address=None, lost_because="it vanished"))
@@ -99,7 +99,7 @@ async def test_the_words_for_a_dead_engine_are_waited_for() -> None:
 async def test_closing_an_engine_that_breaks_off_is_no_trouble() -> None:
     """An engine may end at Close: nobody reports it as dead for that."""
     desk = Desk()
-    fault = replace((await desk.played(1)).outcome, reply=None, status=Status.UNAVAILABLE)
+    fault = (await desk.played(1)).outcome._replace(reply=None, status=Status.UNAVAILABLE)
     desk.engines.outcomes["e1"] = fault
     await desk.played(2, Method.SHUTDOWN)
     assert desk.trouble.told == []
