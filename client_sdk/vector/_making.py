@@ -115,6 +115,8 @@ def make_one(
     lanes, owned = _lanes_of(lease, deadlines_s)
     settings = _settings(env_settings)
     try:
+        if rank not in lanes.ranks:
+            raise WrongArgument(f"There is no rank {rank}: this lease has {lanes.ranks}.")
         base = _base(seed, settings)
         env = make_env(
             game_id,
@@ -152,4 +154,8 @@ def _lanes_of(lease: Lease | Lanes, deadlines_s: Mapping[str, float] | None) -> 
         deadlines = {Method[name.upper()]: float(seconds) for name, seconds in (deadlines_s or {}).items()}
     except KeyError as error:
         raise WrongArgument(f"There is no call {error}: deadlines are for env_init, reset, step and close.") from error
+    if not all(seconds > 0 for seconds in deadlines.values()):
+        raise WrongArgument("A deadline is a number of seconds above 0.")
+    if not isinstance(lease, Lease):
+        raise WrongArgument(f"A lease is what Cornerman().lease() returns, not {type(lease).__name__}.")
     return Lanes.of(lease, deadlines_s=deadlines), True

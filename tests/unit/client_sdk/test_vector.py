@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     from diambra.arena import EnvironmentSettings, EnvironmentSettingsMultiAgent, SpaceTypes, WrappersSettings
 
 from client_sdk import CornermanError, LeaseLost, WrongArgument, make_parallel, make_vec
+from client_sdk.episodes import collect, concatenate
 from client_sdk.lanes import Lanes
 from client_sdk.vector import AutoresetMode, LaneVectorEnv
 from client_sdk.wire import Bye, Method, Status
@@ -518,6 +519,47 @@ def test_wrong_deadline(engines: PracticeLanes) -> None:
     """A deadline for a call that does not exist is refused."""
     with pytest.raises(WrongArgument, match="env_init, reset, step"):
         make_vec(object(), "doapp", deadlines_s={"jump": 1.0})  # type: ignore[arg-type]
+
+
+def test_wrong_lease_and_rank(engines: PracticeLanes) -> None:
+    """What is no lease, a rank that it has not, and a deadline of no time are refused at once."""
+    with pytest.raises(WrongArgument, match="not str"):
+        make_vec("lease", "doapp")  # type: ignore[arg-type]
+    with pytest.raises(WrongArgument, match="above 0"):
+        make_vec(object(), "doapp", deadlines_s={"step": 0})  # type: ignore[arg-type]
+    with engines.open() as lanes, pytest.raises(WrongArgument, match="no rank 7"):
+        make_parallel(lanes, "doapp", EnvironmentSettingsMultiAgent(frame_shape=(32, 32, 1)), rank=7)
+
+
+@pytest.mark.parametrize("min_envs", [None, 1])
+def test_collected_actions(engines: PracticeLanes, min_envs: int | None) -> None:
+    """Episodes keep actions of several parts as they are: a move and an attack, and those of each player."""
+
+    def first(batch: Any, count: int) -> Any:
+        return {key: part[:count] for key, part in batch.items()} if isinstance(batch, dict) else batch[:count]
+
+    def collected(settings: Any) -> Any:
+        with engines.open() as lanes:
+            vec = make_vec(lanes, "doapp", settings, short(4), seed=1)
+            episodes = collect(
+                vec,
+                lambda seen: first(vec.action_space.sample(), len(seen["frame"])),
+                episodes=3,
+                min_envs=min_envs,
+                progress=False,
+            )
+            vec.close()
+        assert {len(episode) for episode in episodes} == {4}
+        return concatenate(episodes)
+
+    one = collected(EnvironmentSettings(frame_shape=(32, 32, 1), action_space=SpaceTypes.MULTI_DISCRETE))
+    assert one.actions.shape == (len(one), 2)
+    assert one.observations["P1"]["health"].shape == (len(one), 1)
+    two = collected(EnvironmentSettingsMultiAgent(frame_shape=(32, 32, 1)))
+    assert {agent: part.shape for agent, part in two.actions.items()} == {
+        "agent_0": (len(two), 2),
+        "agent_1": (len(two), 2),
+    }
 
 
 def test_needed_when_used() -> None:
