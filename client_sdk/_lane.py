@@ -192,7 +192,7 @@ class Stream:
                 self._reader = decompressor.stream_reader(source, read_size=MAX_RELAY_MESSAGE_BYTES)
             if self._reader is None:
                 raise WireError(f"The stream of lane {self._rank} has no beginning.")
-            self._source.chunk = bytes(answer.data)
+            self._source.chunk = answer.data
             try:
                 data = self._reader.read1(answer.raw_size + 1)  # one more, to see that there is no more
             except zstandard.ZstdError as error:
@@ -206,8 +206,8 @@ class _Source:
     """Hands the reader the one chunk that has come."""
 
     def __init__(self) -> None:
-        self.chunk = b""
+        self.chunk: bytes | memoryview = b""
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes | memoryview:
         chunk, self.chunk = self.chunk, b""
         return chunk

@@ -140,9 +140,10 @@ class Lanes:
         """Wait until ``count`` of ``calls`` (all without) have ended, at most ``timeout_s``: those that have."""
         self._check_owner()
         with self._lock:
-            left = (len(calls) if count is None else count) - sum(call.outcome is not None for call in calls)
+            under_way = [call for call in calls if call.outcome is None]
+            left = (len(calls) if count is None else count) - (len(calls) - len(under_way))
             waiter = _Waiter(left)
-            for call in calls if left > 0 else ():
+            for call in under_way if left > 0 else ():
                 call._waiter = waiter
         if left > 0:
             waiter.wake.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -58,8 +58,9 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
         frame = np.frombuffer(response.data, np.uint8, response.frame_end - response.frame_at, response.frame_at)
         self._frame = frame.reshape(self._shape)
         observation: dict[str, Any] = {"frame": self._frame}
+        parts, found = self._parts, response.categories.get
         for category, name in self._categories:
-            values, arrays = self._part(category, response)
+            values, arrays = parts.get((category, found(category))) or self._new_part(category, response)
             if name is None:
                 target = observation
                 target.update(values)
@@ -69,21 +70,18 @@ class LaneBase(arena_gym.DiambraGymBase):  # type: ignore[misc]
                 target[state] = array.copy()
         return observation
 
-    def _part(self, category: int, response: StepReply) -> _Part:
-        """What the observation has of one category, which is most often what it had before."""
-        key = category, response.categories.get(category)
-        part = self._parts.get(key)
-        if part is None:
-            if len(self._parts) >= _MOST_KEPT:
-                self._parts.clear()
-            part = self._parts[key] = self._new_part(category, response.ram(category))
-        return part
-
-    def _new_part(self, category: int, ram: Mapping[int, int]) -> _Part:
-        states = self.env_info.ram_states_categories[category].ram_states
+    def _new_part(self, category: int, response: StepReply) -> _Part:
+        """What the observation has of one category; most often it is what it was before."""
+        states, ram = self.env_info.ram_states_categories[category].ram_states, response.ram(category)
         values = {model.RamStates.Name(key): ram.get(key, 0) for key in states}
         boxes = [model.RamStates.Name(key) for key, info in states.items() if info.type == SpaceTypes.BOX]
-        return values, [(name, np.array([values[name]])) for name in boxes]
+        if len(self._parts) >= _MOST_KEPT:
+            self._parts.clear()
+        part = self._parts[category, response.categories.get(category)] = (
+            values,
+            [(name, np.array([values[name]])) for name in boxes],
+        )
+        return part
 
     def _get_info(self, response: StepReply) -> dict[str, Any]:
         info: dict[str, Any] = {_STATES[key]: value for key, value in response.game_states.items()}

@@ -132,7 +132,11 @@ def _field(data: bytes, at: int) -> tuple[int, int, int]:
     if kind in (_VARINT, _BYTES):
         value, at = data[at], at + 1
         if value >= 0x80:
-            value, at = _varint(data, at - 1)
+            more = data[at]
+            if more < 0x80:  # two bytes, as a small frame's length has
+                value, at = value & 0x7F | more << 7, at + 1
+            else:
+                value, at = _varint(data, at - 1)
         if kind == _VARINT:
             return tag, value, at
         if at + value > len(data):
