@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,26 +21,26 @@ MANY = 64
 
 
 def others(chosen: Chosen) -> tuple[dict[str, float], list[tuple[object, ...]]]:
-    """Beside AsyncVectorEnv and SubprocVecEnv over open ports, for several numbers of environments."""
+    """Beside AsyncVectorEnv and SubprocVecEnv over open ports, for several numbers of environments and both step_ratios."""
     rows = list[tuple[object, ...]]()
     least: dict[str, list[float]] = {"async": [], "subproc": []}
-    for count in COUNTS:
+    for step_ratio, count in itertools.product(LINE, COUNTS):
         with rig(3 * count) as end, ExitStack() as stack:
             lanes = stack.enter_context(Lanes.of(end.lease(count, via="direct")))
             far = [[end.over_line(env.address or "") for env in end.lease(count, via="direct").envs] for _ in range(2)]
-            vec = stack.enter_context(vector(lanes, SMALL, 6))
             steps = {
-                "vector": sync_way(vec),
-                "async": stack.enter_context(gymnasium_way(far[0], SMALL, 6)),
-                "subproc": stack.enter_context(sb3_way(far[1], SMALL, 6)),
+                "vector": sync_way(stack.enter_context(vector(lanes, SMALL, step_ratio))),
+                "async": stack.enter_context(gymnasium_way(far[0], SMALL, step_ratio)),
+                "subproc": stack.enter_context(sb3_way(far[1], SMALL, step_ratio)),
             }
-            end.lay(LINE[6])
+            end.lay(LINE[step_ratio])
             samples = taken(end, {name: plain(step) for name, step in steps.items()}, chosen)
         for name in least:
             mine, theirs = rates(samples["vector"], count), rates(samples[name], count)
             least[name].append(statistics.median(mine) / statistics.median(theirs))
         names = {"vector": NAMES[SYNC], "async": "AsyncVectorEnv, open ports", "subproc": "SubprocVecEnv, open ports"}
-        rows += [row(f"{count} environments: {names[name]}", samples[name], envs=count) for name in samples]
+        where = f"{count} environments, step_ratio {step_ratio}"
+        rows += [row(f"{where}: {names[name]}", samples[name], envs=count) for name in samples]
     return {"vec.min_over_async": min(least["async"]), "vec.min_over_subproc": min(least["subproc"])}, rows
 
 
