@@ -78,6 +78,7 @@ class Report(BaseModel):
     overdue: bool = False
     addresses: list[str] = []  # opened: where the stock client finds its engines, by rank
     untrusted: bool = False  # closed: who answers is not the host that is meant
+    opening: int | None = None  # opened, closed: which one
 
     @classmethod
     def of(cls, outcome: Outcome) -> Report:

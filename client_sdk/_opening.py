@@ -19,7 +19,7 @@ class Opening(BaseModel):
     """Where the relay of the lease is, and where to listen for the stock client; it holds a token.
 
     Without a ``folder`` it listens on 127.0.0.1: on ``ports``, by rank, or on free ones. With ``again`` the tunnel was open
-    before, so that nothing but the end of the lease is a reason to give up.
+    before, so that nothing but the end of the lease is a reason to give up. What is reported of it bears its ``number``.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -30,6 +30,7 @@ class Opening(BaseModel):
     ports: tuple[int, ...] = ()
     deadlines_s: dict[str, float] = {}
     again: bool = False
+    number: int = 0
 
     @field_serializer("token", when_used="json")
     def _reveal(self, token: SecretStr) -> str:

@@ -142,14 +142,15 @@ class Tunnel:
         try:
             await self._await_line(line, opening)
             addresses = await self._listen(gateways, opening)
-            self._tell(Report(event="opened", addresses=addresses))
+            self._tell(Report(event="opened", addresses=addresses, opening=opening.number))
             await asyncio.wait({keeping})
-            self._tell(_closed(keeping.exception()))
+            self._tell(_closed(keeping.exception(), opening))
             await asyncio.get_running_loop().create_future()  # calls are told why for as long as the kernel lives
         except LineLost as lost:
-            self._tell(_closed(lost))
+            self._tell(_closed(lost, opening))
         except OSError as fault:
-            self._tell(Report(event="closed", text=f"The tunnel cannot listen on this machine ({fault})."))
+            text = f"The tunnel cannot listen on this machine ({fault})."
+            self._tell(Report(event="closed", text=text, opening=opening.number))
         finally:
             keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError, LineLost):
@@ -190,13 +191,13 @@ class Tunnel:
             self._mailbox.put(report)
 
 
-def _closed(fault: BaseException | None) -> Report:
+def _closed(fault: BaseException | None, opening: Opening) -> Report:
     """Why no more calls are carried; the end of the lease is news of its own."""
     if isinstance(fault, LineLost):
         if fault.bye is Bye.LEASE_ENDED:
             return Report(event="lost", text=str(fault))
-        return Report(event="closed", text=str(fault), untrusted=fault.untrusted)
-    return Report(event="closed", text=f"The tunnel failed ({fault!r}).")
+        return Report(event="closed", text=str(fault), untrusted=fault.untrusted, opening=opening.number)
+    return Report(event="closed", text=f"The tunnel failed ({fault!r}).", opening=opening.number)
 
 
 def _read_orders() -> tuple[Orders, bytes] | None:

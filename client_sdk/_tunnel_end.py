@@ -40,6 +40,7 @@ class Tunnel(Heartbeat):
         self._news = threading.Condition()
         self._addresses: list[str] = []
         self._closed: Report | None = None
+        self._number = 0  # of the opening that counts
         try:
             super().__init__(orders, hear=self._listen_in, warn=warn, module="client_sdk._tunnel")
         except BaseException:
@@ -71,7 +72,8 @@ class Tunnel(Heartbeat):
             return
         with self._news:
             self._closed = others = Report(event="closed", text="Somebody else had the lanes.")
-        self.tell(self._more)
+            self._number += 1
+        self.tell(self._more.model_copy(update={"number": self._number}))
         deadline = time.monotonic() + OPEN_WITHIN_S
         with self._news:
             while self._closed is others and time.monotonic() < deadline:
@@ -89,6 +91,8 @@ class Tunnel(Heartbeat):
 
     def _listen_in(self, report: Report) -> None:
         with self._news:
+            if report.opening not in (None, self._number):
+                return  # of the opening before, which the lanes were taken from
             if report.event == "opened":
                 self._addresses, self._closed = report.addresses, None
             elif report.event in ("closed", "lost"):

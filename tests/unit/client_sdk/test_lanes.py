@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from client_sdk import ConnectionFault, Cornerman, CornermanError, models
+from client_sdk._heartbeat_helper import Report
 from client_sdk._reach import Route
 from client_sdk.lanes import CallFault, Lanes, Method, Pending, Status
 from client_sdk.wire import Bye
@@ -208,6 +209,21 @@ def test_lanes_of_a_lease(
         assert lanes.call(0, Method.STEP, b"").data == b"step 1"
         assert lanes.call(0, Method.STEP, b"").data == b"step 2"
     assert "no way to its engines" not in capsys.readouterr().err
+
+
+def test_late_word_of_a_tunnel_that_was_open_before(
+    daemon: FakeDaemon, relay: RelayThread, host: Cornerman, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the tunnel says of its being turned away, after it has the lanes again, is no news of the tunnel that is open now."""
+    daemon.relay = models.Relay(url=relay.relay.url, token=TOKEN)
+    with host.lease(envs=2, via="tunnel") as lease:
+        for _ in range(2):
+            Lanes.of(lease).close()
+        tunnel = lease._tunnel
+        assert tunnel is not None
+        for number, silent in ((0, True), (1, True), (2, False), (None, False)):
+            tunnel._listen_in(Report(event="closed", text=f"Turned away {number}.", opening=number))
+            assert ("no way to its engines" in capsys.readouterr().err) is not silent
 
 
 def test_host_without_a_relay(host: Cornerman) -> None:
