@@ -247,9 +247,9 @@ def test_every_distribution(name: str) -> None:
             assert machine.run("systemctl", "is-active", unit).stdout.strip() == "active"
         assert "default" in machine.run("cornerman", "status").stdout
 
-        machine.run("cornerman", "backup", "/root/kept.tgz")
+        machine.run("cornerman", "backup", "/var/tmp/kept.tgz")
         machine.run("systemctl", "stop", *SERVICES)
-        machine.run("cornerman", "restore", "--replace", "/root/kept.tgz")
+        machine.run("cornerman", "restore", "--replace", "/var/tmp/kept.tgz")
         machine.run("systemctl", "start", *SERVICES)
         assert "default" in machine.run("cornerman", "status").stdout
 
