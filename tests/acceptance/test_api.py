@@ -109,8 +109,8 @@ def test_the_process_ends_quickly_when_told_to(serve: Serve, ask: str) -> None:
             server.process.stdin.close()
         else:
             server.process.send_signal(getattr(signal, ask))
-        assert server.process.wait(10) == 0
-        assert time.monotonic() - began < 4
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - began < 8  # a long poll takes 30, a stream for ever
 
 
 def test_sighup_changes_nothing(serve: Serve) -> None:

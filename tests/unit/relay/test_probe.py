@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 
 import pytest
 
@@ -21,8 +22,8 @@ async def test_client_measures_the_line() -> None:
     """What is measured over a line of 40 Mbit/s is 40 Mbit/s; the holder of a lease asks for it as for its lanes."""
     async with relay_house() as house:
         with linked(("127.0.0.1", house.port), Settings(rtt_s=0.02, bit_per_s=40e6)) as line:
-            speed = await asyncio.to_thread(bit_per_s, _route(line.port))
-    assert speed == pytest.approx(40e6, rel=0.2)
+            speeds = [await asyncio.to_thread(bit_per_s, _route(line.port)) for _ in range(3)]
+    assert statistics.median(speed or 0.0 for speed in speeds) == pytest.approx(40e6, rel=0.2)
 
 
 @looped
