@@ -22,8 +22,7 @@ BUSY_TIMEOUT_S = 10.0
 RETRY_S = 0.001
 """How soon another process's writer is asked again: SQLite's own back-off grows to 100 ms, and starves beside a busy writer."""
 POLL_S, CALM_POLL_S, CALM_AFTER_S = 0.05, 0.2, 10.0
-"""How often the database is looked at for changes; when nothing has changed for a while nobody plays, and looks are all that costs."""
-"""How often ``Changes`` looks; each look costs some 40 microseconds, so that more often would be felt in an idle daemon."""
+"""How often ``Changes`` looks, and how often when nothing has changed for a while: each look costs some 40 microseconds, felt in an idle daemon."""
 _FULL = ("disk is full", "disk I/O error", "readonly database", "unable to open")
 _BROKEN = ("not a database", "malformed")
 

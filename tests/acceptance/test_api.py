@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -160,12 +161,15 @@ def test_events_arrive_as_they_happen(serve: Serve) -> None:
             text += listener.connection.recv(65536)
         assert time.monotonic() - began < 5
     assert "lease.granted" in text.decode()
+    paused = itertools.cycle((True, False))
     with server.client(server.admin) as client:
-        # The server learns that a peer has gone when it next writes to it.
-        for _ in range(4):
-            client.call("PATCH", "/v1/pools/main", {"paused": _ % 2 == 0})
-            time.sleep(0.1)
-        wait_until(lambda: _can_stream(server), 20, poll_s=0.3, what="room for another stream")
+
+        def has_room() -> bool:
+            """The server learns that a peer has gone when it next writes to it."""
+            client.call("PATCH", "/v1/pools/main", {"paused": next(paused)})
+            return _can_stream(server)
+
+        wait_until(has_room, 20, poll_s=0.3, what="room for another stream")
 
 
 def _can_stream(server: ApiServer) -> bool:

@@ -29,6 +29,7 @@ from client_sdk.wire import Bye, Kind, Method, Status
 from orchestrator.exits import Exit
 from practice_engine import wire as practice_wire
 from tests.support import processes
+from tests.support.ports import own_address
 from tests.support.real_daemon import CORNERMAN, RealDaemon, cornerman, set_up
 from tests.support.relay import Client, looped, real_client
 from tests.support.waiting import wait_until
@@ -323,21 +324,11 @@ def test_a_scan_of_the_host_shows_two_open_ports(state_dir: Path) -> None:
             others = {(ip, port) for ip, port in listening if ip != "127.0.0.1"}
             assert others == {("0.0.0.0", config.server.port), ("0.0.0.0", config.relay.port)}
             assert len(listening - others) >= 2
-            outside = _address_of_this_machine()
+            outside = own_address()
             ports = range(config.first_port, config.last_port + 1)
             assert [port for port in ports if _is_open(outside, port)] == []
     finally:
         daemon.close()
-
-
-def _address_of_this_machine() -> str:
-    """An address by which others would reach it; a loopback one that engines do not listen on when it has no other."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.2"
-        return str(probe.getsockname()[0])
 
 
 def _is_open(host: str, port: int) -> bool:

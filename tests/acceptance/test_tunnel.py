@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from client_sdk.wire import Method
 from tests.support import processes
 from tests.support.link import Link
 from tests.support.play import Game, over_grpc
+from tests.support.ports import own_address
 from tests.support.real_daemon import CORNERMAN, RealDaemon, set_up
 from tests.support.waiting import wait_until
 
@@ -458,16 +458,6 @@ def test_tunnel_has_an_interpreter_of_its_own(host: Cornerman) -> None:
         assert relay.token not in " ".join(tunnel.cmdline()) + str(tunnel.environ())
 
 
-def _own_address() -> str:
-    """The address by which this machine goes out, or a loopback one where it does not; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
-        try:
-            line.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(line.getsockname()[0])
-
-
 def test_a_host_that_has_another_address_by_now(
     new_daemon: Callable[..., RealDaemon], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,7 +466,7 @@ def test_a_host_that_has_another_address_by_now(
     daemon = new_daemon("--runtime", "process", "--public-host", away, settings=settings)
     daemon.start()
     monkeypatch.delenv("DIAMBRA_ENVS", raising=False)
-    with Cornerman(daemon.url.replace(away, _own_address()), quiet=True).lease(via="tunnel") as lease:
+    with Cornerman(daemon.url.replace(away, own_address()), quiet=True).lease(via="tunnel") as lease:
         game = Game(over_grpc(lease.addresses[0]))
         game.make()
         game.reset()

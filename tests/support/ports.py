@@ -1,4 +1,4 @@
-"""Ports for tests: below the ones the kernel gives to outgoing connections, and away from Cornerman's own."""
+"""Ports and addresses for tests. Ports are below the ones the kernel gives to outgoing connections, and away from Cornerman's own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def free_port_range(count: int) -> int:
             _given.update(ports)
             return first
     raise AssertionError(f"no {count} consecutive free ports between {FIRST} and {LAST}")
+
+
+def own_address() -> str:
+    """The address by which others would reach this machine; without one, a loopback address that is not 127.0.0.1. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        try:
+            line.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.2"
+        return str(line.getsockname()[0])
 
 
 def _is_free(port: int) -> bool:
